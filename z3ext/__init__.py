@@ -1,0 +1,87 @@
+"""Fused gradient path for DeepSpeed ZeRO stage 3.
+
+    import z3ext
+    z3ext.patch_deepspeed()          # before deepspeed.initialize
+
+Importing compiles nothing, imports no DeepSpeed and touches no GPU. ``torch.ops.z3ext`` has the
+operators; the first use of one loads, and where needed compiles, the native library.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from z3ext._build import BuildError
+from z3ext._library import install_lazy_namespace
+
+if TYPE_CHECKING:
+    from z3ext.deepspeed.patch import PatchHandle
+    from z3ext.deepspeed.status import Status
+
+__version__ = "0.1.0"
+__all__ = [
+    "BuildError",
+    "__version__",
+    "is_patched",
+    "patch_deepspeed",
+    "status",
+    "unpatch_deepspeed",
+]
+
+install_lazy_namespace()
+
+
+def patch_deepspeed(mode: str = "auto", strict: bool = False) -> PatchHandle:
+    """Replace DeepSpeed ZeRO stage 3's gradient path by fused kernels, in this process.
+
+    Called before or after ``deepspeed.initialize``: an engine that exists already is served from
+    its next backward. An engine whose config is not served trains exactly as without z3ext; one log
+    line on rank 0 says why, and so does ``status(engine)``. Called again it changes nothing and
+    returns the same handle. Compiles the native library where that has not been done yet.
+
+    Args:
+        mode: "auto" follows the config's own choice of collective.
+        strict: raise where DeepSpeed's sources are unknown, in place of a warning.
+
+    Returns:
+        A handle: ``undo()`` restores DeepSpeed to what it was; so does leaving its ``with`` block.
+
+    Raises:
+        ValueError: an unknown mode.
+        ImportError: DeepSpeed is not installed.
+        z3ext.BuildError: the native library cannot be built; DeepSpeed is left alone.
+        z3ext.deepspeed.patch.UnsupportedDeepSpeedError: strict, and the sources are unknown.
+    """
+    from z3ext.deepspeed.patch import patch
+
+    return patch(mode=mode, strict=strict)
+
+
+def unpatch_deepspeed() -> None:
+    """Undo ``patch_deepspeed``; nothing happens when DeepSpeed is not patched.
+
+    Raises:
+        RuntimeError: called within a backward pass, or something else was patched over z3ext.
+    """
+    if is_patched():
+        from z3ext.deepspeed.patch import unpatch
+
+        unpatch()
+
+
+def is_patched() -> bool:
+    """Whether z3ext's methods are installed on DeepSpeed in this process."""
+    patch_module: Any = sys.modules.get("z3ext.deepspeed.patch")
+    return patch_module is not None and bool(patch_module.is_patched())
+
+
+def status(engine: Any) -> Status:
+    """What z3ext does for a DeepSpeed engine: served or why not, and counts since it was made.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+    """
+    from z3ext.deepspeed.patch import status as status_of
+
+    return status_of(engine)

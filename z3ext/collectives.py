@@ -1,0 +1,77 @@
+"""The sum over a process group, as one of a few policies that are chosen once per engine."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from z3ext import ops
+
+
+class SumOverRanks(Protocol):
+    """Sums a contiguous buffer in place over the ranks of one process group."""
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    def all_reduce_(self, buf: Tensor) -> bool:
+        """Sum ``buf`` over the group; whether a collective was issued."""
+        ...
+
+
+class OneRank:
+    """A group of one: the sum is what it was, and no collective is issued."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce_(self, buf: Tensor) -> bool:
+        return False
+
+
+class NativeSum:
+    """c10d's all-reduce, issued from C++ by the group's name."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self._name = group.group_name
+
+    def all_reduce_(self, buf: Tensor) -> bool:
+        ops.all_reduce_(buf, self._name)
+        return True
+
+
+# A ring all-reduce cuts its buffer into segments, and the order in which the ranks' values are
+# added depends on the segment. gloo cuts into twice as many segments as there are ranks.
+_SEGMENTS_PER_RANK = 2
+
+
+def sum_scalars(values: Tensor, over: SumOverRanks) -> tuple[Tensor, bool]:
+    """Sum several scalars at once with the bits of one all-reduce for each.
+
+    A scalar reduced alone stands in the ring's first segment. So the values are put at the front of
+    a buffer so long that they all stand in the first segment.
+
+    Args:
+        values: 1-D, contiguous; left as it is.
+
+    Returns:
+        The sums, shaped like ``values``, and whether a collective was issued.
+    """
+    count = values.numel()
+    if over.world_size == 1 or count == 0:
+        return values, False
+    padded = values.new_zeros(count * _SEGMENTS_PER_RANK * over.world_size)
+    padded[:count] = values
+    issued = over.all_reduce_(padded)
+    return padded[:count], issued
