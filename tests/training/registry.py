@@ -1,0 +1,40 @@
+"""Every case and check by name, in the order in which a launch runs them."""
+
+from __future__ import annotations
+
+from .case import Case, Check
+from .cases_config import CASES as CONFIG_CASES
+from .cases_lifecycle import CASES as LIFECYCLE_CASES
+from .cases_models import CASES as MODEL_CASES
+from .cases_overflow import CASES as OVERFLOW_CASES
+from .cases_planted import CASES as PLANTED_CASES
+from .checks_fingerprint import CHECKS as FINGERPRINT_CHECKS
+from .checks_undo import CHECKS as UNDO_CHECKS
+
+
+def _collect() -> dict[str, Case | Check]:
+    entries: dict[str, Case | Check] = {}
+    groups: tuple[list[Case] | list[Check], ...] = (
+        PLANTED_CASES,
+        CONFIG_CASES,
+        MODEL_CASES,
+        OVERFLOW_CASES,
+        LIFECYCLE_CASES,
+        UNDO_CHECKS,
+        FINGERPRINT_CHECKS,
+    )
+    for group in groups:
+        for entry in group:
+            if entry.name in entries:
+                raise ValueError(f"two cases are called {entry.name!r}")
+            entries[entry.name] = entry
+    return entries
+
+
+ENTRIES = _collect()
+
+
+def parameters(*groups: list[Case] | list[Check]) -> list[tuple[int, str]]:
+    """(world, name) pairs of the groups, world by world."""
+    pairs = [(w, entry.name) for group in groups for entry in group for w in entry.worlds()]
+    return sorted(pairs, key=lambda pair: pair[0])

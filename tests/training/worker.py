@@ -1,0 +1,90 @@
+"""One rank of a launch: runs the given cases in turn and writes one JSON line per event.
+
+    python -m <package>.worker SPEC.json
+
+The spec holds `cases` (names), `out` (a folder), `seed`. Rank and world size come from the
+environment, as torchrun sets them. A case that raises ends the process, since the other ranks may
+be inside a collective; the launcher starts again with what is left.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import logger as deepspeed_logger
+
+import z3ext  # noqa: F401  (registers torch.ops.z3ext)
+
+from .case import Case
+from .registry import ENTRIES
+from .run import run_case
+
+#: A collective that waits longer than this has lost its peers.
+COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+
+
+def main(spec_path: str) -> int:
+    spec = json.loads(Path(spec_path).read_text())
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)  # the launcher asks for the stacks of a hung rank
+    torch.set_num_threads(1)
+    deepspeed_logger.setLevel(logging.WARNING)
+    # The first use compiles the library, which no rank should do while others wait for it.
+    torch.ops.z3ext.flat_overflow(torch.zeros(1))
+    # DeepSpeed refuses fp16 on CPU by a capability flag; the arithmetic itself is there.
+    accelerator = get_accelerator()
+    accelerator.is_fp16_supported = lambda: True
+    deepspeed.init_distributed(
+        dist_backend="gloo", auto_mpi_discovery=False, timeout=COLLECTIVE_TIMEOUT, verbose=False
+    )
+    scratch = Path(spec["out"]) / "scratch"
+    with (Path(spec["out"]) / f"rank{rank}.jsonl").open("a") as out:
+
+        def tell(**event: Any) -> None:
+            out.write(json.dumps(event) + "\n")
+            out.flush()
+
+        tell(event="ready")
+        for name in spec["cases"]:
+            tell(event="start", case=name)
+            started = time.monotonic()
+            status: dict[str, Any] = {}
+            try:
+                entry = ENTRIES[name]
+                if isinstance(entry, Case):
+                    case_scratch = scratch / name
+                    problems, status = run_case(entry, rank, world, spec["seed"], case_scratch)
+                else:
+                    problems = entry.run(world)
+            except Exception:
+                tell(event="raised", case=name, problems=[traceback.format_exc()])
+                traceback.print_exc()
+                sys.stderr.flush()
+                os._exit(17)
+            seconds = round(time.monotonic() - started, 3)
+            # DeepSpeed collects garbage for every engine, most of the time of a small training:
+            # what is alive between cases (imports, what DeepSpeed keeps) need not be looked at.
+            gc.collect()
+            gc.freeze()
+            tell(event="done", case=name, problems=problems, status=status, seconds=seconds)
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

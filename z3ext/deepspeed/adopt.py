@@ -1,0 +1,125 @@
+"""Decides once per optimizer whether z3ext serves it, and chooses the policies that do."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from deepspeed import comm as ds_comm
+from torch import Tensor
+
+from z3ext._log import log_rank0
+from z3ext.collectives import NativeSum, OneRank, SumOverRanks
+from z3ext.deepspeed.gradient_step import GradientStep
+from z3ext.deepspeed.stage3 import Stage3Adapter
+from z3ext.deepspeed.support import partition_group
+from z3ext.norms import segment_norms
+from z3ext.reducer import Counters
+from z3ext.streams import BucketStream, HostOrder, ReductionStream
+
+Method = Callable[..., Any]
+
+#: The only attribute that z3ext adds to an optimizer; undo takes it away.
+ATTRIBUTE = "_z3ext_adapter"
+
+
+@dataclass(frozen=True)
+class Declined:
+    """An optimizer that keeps DeepSpeed's own methods."""
+
+    reason: str
+
+
+class Adoptions:
+    """Every optimizer that was looked at, with the decision on it.
+
+    Args:
+        stock: DeepSpeed's own methods, by name.
+        refusal: why an optimizer is not served, "" when it is.
+    """
+
+    def __init__(self, stock: dict[str, Method], refusal: Callable[[Any], str]) -> None:
+        self._stock = stock
+        self._refusal = refusal
+        self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def of(self, optimizer: Any) -> Stage3Adapter | Declined:
+        """The decision on an optimizer, made when first asked for."""
+        decision: Stage3Adapter | Declined | None = vars(optimizer).get(ATTRIBUTE)
+        return self._decide(optimizer) if decision is None else decision
+
+    def release_all(self) -> None:
+        """Take z3ext's attribute away from every optimizer."""
+        for optimizer in list(self._adopted):
+            decision = vars(optimizer).pop(ATTRIBUTE, None)
+            if isinstance(decision, Stage3Adapter):
+                dropped = decision.discard_buckets()
+                if dropped:
+                    log_rank0(
+                        logging.WARNING,
+                        f"undone with {dropped} gradients of an unfinished backward in a bucket; "
+                        "they are dropped",
+                    )
+        self._adopted.clear()
+
+    def _decide(self, optimizer: Any) -> Stage3Adapter | Declined:
+        reason = self._refusal(optimizer)
+        decision: Stage3Adapter | Declined
+        if reason:
+            decision = Declined(reason)
+            log_rank0(logging.WARNING, f"not served: {reason}; DeepSpeed's own methods run")
+        else:
+            decision = _make_adapter(optimizer, self._stock)
+            log_rank0(
+                logging.INFO,
+                "serving a ZeRO stage 3 optimizer on the all-reduce path, world size "
+                f"{ds_comm.get_world_size(partition_group(optimizer))}",
+            )
+        setattr(optimizer, ATTRIBUTE, decision)
+        self._adopted.add(optimizer)
+        return decision
+
+
+# Counts are kept by optimizer, not by adapter, so that they go on when it is patched again.
+_counters: weakref.WeakKeyDictionary[Any, Counters] = weakref.WeakKeyDictionary()
+
+
+def counters_of(optimizer: Any) -> Counters:
+    """What z3ext did for this optimizer since it was made."""
+    return _counters.setdefault(optimizer, Counters())
+
+
+def _make_adapter(optimizer: Any, stock: dict[str, Method]) -> Stage3Adapter:
+    over = _sum_over(partition_group(optimizer))
+    stream = _stream_of(optimizer)
+    norms = segment_norms(optimizer.grad_partitions_flat_buffer.device)
+    counters = counters_of(optimizer)
+    step = GradientStep(optimizer, stock, over, stream, norms, counters)
+    return Stage3Adapter(optimizer, stock, over, stream, step, counters)
+
+
+class DeepSpeedSum:
+    """The sum through ``deepspeed.comm``, whose communication logger then sees it."""
+
+    def __init__(self, group: Any) -> None:
+        self.rank: int = ds_comm.get_rank(group=group)
+        self.world_size: int = ds_comm.get_world_size(group=group)
+        self._group = group
+
+    def all_reduce_(self, buf: Tensor) -> bool:
+        ds_comm.all_reduce(buf, group=self._group)
+        return True
+
+
+def _sum_over(group: Any) -> SumOverRanks:
+    if ds_comm.get_world_size(group=group) == 1:
+        return OneRank()
+    return DeepSpeedSum(group) if ds_comm.comms_logger.enabled else NativeSum(group)
+
+
+def _stream_of(optimizer: Any) -> BucketStream:
+    stream = optimizer.reduce_and_partition_stream
+    return HostOrder() if stream is None else ReductionStream(stream)

@@ -1,0 +1,226 @@
+"""Install and undo: all or nothing, idempotent, every attribute restored to the identical object."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3, IPGBucketZ3
+
+from z3ext import _library
+from z3ext._log import log_rank0, show_lines
+from z3ext.deepspeed import support
+from z3ext.deepspeed.adopt import Adoptions, Declined, counters_of
+from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, REDUCE_BUCKET, REPLACED, unknown_symbols
+from z3ext.deepspeed.status import Status
+
+Method = Callable[..., Any]
+
+
+class UnsupportedDeepSpeedError(RuntimeError):
+    """``patch_deepspeed(strict=True)`` met a DeepSpeed whose sources it does not know."""
+
+
+class PatchHandle:
+    """What ``patch_deepspeed`` returns: undoes the patch, by ``undo()`` or as a context manager.
+
+    A handle of a patch that was declined or disabled has nothing to undo.
+    """
+
+    def __init__(self, installation: _Installation | None = None) -> None:
+        self._installation = installation
+
+    def undo(self) -> None:
+        """Restore every attribute of DeepSpeed to the identical object; a second call does nothing.
+
+        Raises:
+            RuntimeError: called within a backward pass, or something else was patched over z3ext.
+        """
+        if self._installation is not None and self._installation is _current.installation:
+            self._installation.remove()
+            _current.installation = None
+            _current.reason = "z3ext.patch_deepspeed() was undone"
+
+    def __enter__(self) -> PatchHandle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+class _Installation:
+    """The methods on the optimizer class, z3ext's and stock's."""
+
+    def __init__(self) -> None:
+        self.stock: dict[str, Method] = {
+            name: vars(DeepSpeedZeroOptimizer_Stage3)[name] for name in REPLACED
+        }
+        self.adoptions = Adoptions(self.stock, self._refusal)
+        self.replacements = _replacements(self.adoptions, self.stock)
+        self.handle = PatchHandle(self)
+
+    def _refusal(self, optimizer: Any) -> str:
+        return support.refusal(optimizer, DeepSpeedZeroOptimizer_Stage3, self.replacements)
+
+    def install(self) -> None:
+        for name, method in self.replacements.items():
+            setattr(DeepSpeedZeroOptimizer_Stage3, name, method)
+
+    def remove(self) -> None:
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "z3ext: undo() was called within a backward pass; expected no backward to be "
+                "running; call it after engine.backward()"
+            )
+        for name, method in self.replacements.items():
+            if vars(DeepSpeedZeroOptimizer_Stage3).get(name) is not method:
+                raise RuntimeError(
+                    f"z3ext: {name.removeprefix(PRIVATE)} was replaced by something else after "
+                    "patch_deepspeed(); expected z3ext's own method there; undo that first"
+                )
+        for name, method in self.stock.items():
+            setattr(DeepSpeedZeroOptimizer_Stage3, name, method)
+        self.adoptions.release_all()
+
+
+def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, Method]:
+    """The methods that stand on the class: served optimizers go to their adapter, others to stock."""
+
+    def add_grad(self: Any, param: Any) -> None:
+        adapter = adoptions.of(self)
+        if isinstance(adapter, Declined):
+            stock[ADD_GRAD](self, param)
+        else:
+            adapter.add_grad(param)
+
+    def reduce_bucket(self: Any, communication_data_type: torch.dtype) -> None:
+        adapter = adoptions.of(self)
+        if isinstance(adapter, Declined):
+            stock[REDUCE_BUCKET](self, communication_data_type)
+        else:
+            adapter.reduce_bucket(communication_data_type)
+
+    def has_overflow(self: Any, partition_gradients: bool = True) -> Any:
+        adapter = adoptions.of(self)
+        if isinstance(adapter, Declined) or not partition_gradients:
+            return stock["has_overflow"](self, partition_gradients)
+        return adapter.step.has_overflow()
+
+    def norm_groups(self: Any) -> Any:
+        adapter = adoptions.of(self)
+        if isinstance(adapter, Declined):
+            return stock["_get_norm_groups"](self)
+        return adapter.step.norm_groups()
+
+    def prepare(self: Any, sub_group_id: int) -> None:
+        adapter = adoptions.of(self)
+        if isinstance(adapter, Declined):
+            stock["_prepare_fp32_grad_for_sub_group"](self, sub_group_id)
+        else:
+            adapter.step.prepare(sub_group_id)
+
+    def unscale(self: Any, sub_group_id: int, total_norm: Any) -> None:
+        adapter = adoptions.of(self)
+        if isinstance(adapter, Declined):
+            stock["unscale_and_clip_grads"](self, sub_group_id, total_norm)
+        else:
+            adapter.step.unscale(sub_group_id, total_norm)
+
+    methods: tuple[Method, ...] = (
+        add_grad,
+        reduce_bucket,
+        has_overflow,
+        norm_groups,
+        prepare,
+        unscale,
+    )
+    return {
+        name: torch.no_grad()(_named_like(stock[name], method))
+        for name, method in zip(REPLACED, methods, strict=True)
+    }
+
+
+def _named_like(stock: Method, method: Method) -> Method:
+    """Name, docstring and module of the stock method, so that tracebacks and profiles read alike.
+
+    Without ``__wrapped__``: inspection must not take the replacement for the stock method.
+    """
+    functools.update_wrapper(method, stock)
+    vars(method).pop("__wrapped__", None)
+    return method
+
+
+class _Current:
+    """What is installed now, and why not when nothing is."""
+
+    installation: _Installation | None = None
+    reason: str = "z3ext.patch_deepspeed() was not called"
+
+
+_current = _Current()
+
+
+def patch(mode: str = "auto", strict: bool = False) -> PatchHandle:
+    """See ``z3ext.patch_deepspeed``."""
+    show_lines()
+    if mode != "auto":
+        raise ValueError(f"z3ext: mode is {mode!r}; expected 'auto', which follows the config")
+    if _current.installation is not None:
+        return _current.installation.handle
+    if os.environ.get("Z3EXT_DISABLE") == "1":
+        _current.reason = "Z3EXT_DISABLE=1 is set"
+        log_rank0(logging.WARNING, "Z3EXT_DISABLE=1 is set: DeepSpeed is left alone")
+        return PatchHandle()
+    unknown = unknown_symbols(DeepSpeedZeroOptimizer_Stage3, IPGBucketZ3)
+    reason = support.known_version(unknown, deepspeed.__version__)
+    if reason:
+        _current.reason = reason
+        if strict:
+            raise UnsupportedDeepSpeedError(f"z3ext: {reason}")
+        log_rank0(logging.WARNING, reason)
+        return PatchHandle()
+    _library.load()  # compiles here, not in the middle of the first backward
+    installation = _Installation()
+    installation.install()
+    _current.installation = installation
+    log_rank0(logging.INFO, f"patched DeepSpeed {deepspeed.__version__}")
+    return installation.handle
+
+
+def unpatch() -> None:
+    """See ``z3ext.unpatch_deepspeed``."""
+    if _current.installation is not None:
+        _current.installation.handle.undo()
+
+
+def is_patched() -> bool:
+    """See ``z3ext.is_patched``."""
+    return _current.installation is not None
+
+
+def status(engine: Any) -> Status:
+    """See ``z3ext.status``."""
+    optimizer = getattr(engine, "optimizer", None)
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        found = type(optimizer).__name__
+        reason = f"the engine's optimizer is {found}; expected a ZeRO stage 3 optimizer"
+        return Status(False, reason, "stock", 0, 0, 0, 0)
+    counts = dataclasses.astuple(counters_of(optimizer))
+    if _current.installation is None:
+        return Status(False, _current.reason, "stock", *counts)
+    decision = _current.installation.adoptions.of(optimizer)
+    if isinstance(decision, Declined):
+        return Status(False, decision.reason, "stock", *counts)
+    return Status(True, "", "all_reduce", *counts)

@@ -1,0 +1,27 @@
+"""What z3ext did for one engine, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of one engine's gradient path.
+
+    served: z3ext serves this engine now.
+    reason: why not; empty when it is served.
+    mode: "all_reduce" when served, else "stock".
+    buckets: buckets reduced by z3ext since the engine was made.
+    packs: launches that packed gradients into a bucket.
+    collectives: collectives issued for buckets, overflow checks and norms; none at world size 1.
+    bytes_reduced: bytes of the buckets that were all-reduced, on this rank.
+    """
+
+    served: bool
+    reason: str
+    mode: str
+    buckets: int
+    packs: int
+    collectives: int
+    bytes_reduced: int

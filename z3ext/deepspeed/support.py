@@ -1,0 +1,130 @@
+"""Which ZeRO stage 3 optimizers z3ext serves, and the reason where it does not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from z3ext.deepspeed.fingerprint import BYPASSED, KNOWN, PRIVATE, fingerprint, resolve
+from z3ext.layout import partition_numel
+
+_STORED = (torch.float16, torch.bfloat16, torch.float32)
+
+#: A condition that stands for "not served", and the reason that the user reads.
+_Refusal = tuple[Callable[[Any], bool], str]
+
+_CONFIG_REFUSALS: tuple[_Refusal, ...] = (
+    (
+        lambda o: bool(o.reduce_scatter),
+        "reduce_scatter is true; only the all-reduce path is served "
+        '(set "reduce_scatter": false in zero_optimization)',
+    ),
+    (
+        lambda o: not o.contiguous_gradients,
+        'contiguous_gradients is false (set "contiguous_gradients": true in zero_optimization)',
+    ),
+    (lambda o: bool(o.offload_optimizer), "the optimizer is offloaded (offload_optimizer)"),
+    (lambda o: bool(o.swap_optimizer), "the optimizer's states are swapped to NVMe"),
+    (lambda o: bool(o.zenflow), "ZenFlow is on"),
+    (lambda o: bool(o.use_muon), "the optimizer is Muon"),
+    (lambda o: o.all2all_process_group is not None, "gradients are quantised (qgZ)"),
+    (lambda o: o.zero_hpz_partition_size > 1, "hpZ is on (zero_hpz_partition_size)"),
+    (lambda o: o.autoep_folding_tp_group is not None, "AutoEP folding is on"),
+    (lambda o: o.model_parallel_group is not None, "there is a model-parallel group"),
+)
+
+
+def known_version(unknown: list[str], version: str) -> str:
+    """Why an optimizer class of unknown sources is left alone; "" when all are known."""
+    if not unknown:
+        return ""
+    names = ", ".join(unknown)
+    return (
+        f"DeepSpeed {version} has a source of {names} that z3ext does not know, so its own methods "
+        "stay; use DeepSpeed 0.19.8, or undo what replaced the method"
+    )
+
+
+def refusal(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> str:
+    """Why z3ext leaves one optimizer to DeepSpeed's own methods; "" when it serves it.
+
+    Args:
+        optimizer: an instance of ``cls`` or of a subclass.
+        cls: ``DeepSpeedZeroOptimizer_Stage3``, patched.
+        replacements: what is installed on ``cls``, by name.
+    """
+    reasons = itertools.chain(
+        _overrides(optimizer, cls, replacements),
+        (reason for applies, reason in _CONFIG_REFUSALS if applies(optimizer)),
+        _unserved_class(optimizer),
+        _unserved_buffers(optimizer),
+        _unserved_parameters(optimizer),
+    )
+    return next(reasons, "")
+
+
+def _overrides(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> Iterator[str]:
+    """Another tool, or a subclass, put a method of its own where z3ext's or a known one belongs."""
+    for name, hashes in KNOWN.items():
+        shown = name.removeprefix(PRIVATE)
+        if name in vars(optimizer) and (name in replacements or name in BYPASSED):
+            yield f"{shown} is overridden on the optimizer instance"
+        if name in replacements:
+            if resolve(type(optimizer), name) is not replacements[name]:
+                yield f"{type(optimizer).__name__} overrides {shown}"
+        elif (
+            type(optimizer) is not cls and fingerprint(resolve(type(optimizer), name)) not in hashes
+        ):
+            yield f"{type(optimizer).__name__} overrides {shown}"
+
+
+def _unserved_class(optimizer: Any) -> Iterator[str]:
+    name = type(optimizer).__name__
+    if "MiCS" in name:
+        yield "MiCS is on (mics_shard_size)"
+    if "SuperOffload" in name:
+        yield "SuperOffload is on"
+
+
+def _unserved_buffers(optimizer: Any) -> Iterator[str]:
+    partitions = optimizer.grad_partitions_flat_buffer
+    if partitions is None or partitions.dtype not in _STORED:
+        yield f"gradients are accumulated in {optimizer.gradient_accumulation_dtype}"
+        return
+    device = partitions.device
+    if device.type not in ("cpu", "cuda"):
+        yield f"the gradients are on {device}; z3ext has kernels for cpu and cuda"
+    for dtype, bucket in optimizer.ipg_buckets.items():
+        if dtype not in _STORED:
+            yield f"gradients are communicated in {dtype}"
+        if bucket.buffer is not None and bucket.buffer.device != device:
+            yield f"the bucket is on {bucket.buffer.device} and the partitions on {device}"
+    for flat in optimizer.fp32_partitioned_groups_flat:
+        if flat is None or flat.dtype != torch.float32:
+            yield "master weights are not float32"
+
+
+def partition_group(optimizer: Any) -> Any:
+    """The process group over which an optimizer's parameters are partitioned and reduced."""
+    first = next(itertools.chain.from_iterable(optimizer.fp16_groups), None)
+    return getattr(first, "ds_process_group", optimizer.dp_process_group)
+
+
+def _unserved_parameters(optimizer: Any) -> Iterator[str]:
+    group = partition_group(optimizer)
+    # The overflow flag goes over the data-parallel group, everything else over the partition group;
+    # they are different objects as a rule, of the same ranks.
+    ranks = dist.get_process_group_ranks(group)
+    if ranks != dist.get_process_group_ranks(optimizer.dp_process_group):
+        yield "parameters are partitioned over other ranks than the data-parallel group's"
+    for param in itertools.chain.from_iterable(optimizer.fp16_groups):
+        if getattr(param, "ds_process_group", optimizer.dp_process_group) != group:
+            yield "parameters are partitioned over different process groups"
+        if getattr(param, "ds_zero_placement_family", "replicated") == "autoep_expert":
+            yield "AutoEP experts are partitioned over groups of their own"
+        if param.partition_numel() != partition_numel(param.ds_numel, len(ranks)):
+            yield f"a parameter of {param.ds_numel} elements is not cut into {len(ranks)} chunks"
