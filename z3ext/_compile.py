@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from z3ext._toolchain import Compiler, CudaToolkit, build_error
 
 LIBRARY_NAME = "libz3ext.so"
 _OUTPUT_LINES = 40
+_END_LIMIT_S = 10
 
 # -ffp-contract=off: a contracted multiply-add would skip a rounding that the ops promise.
 _CXX_FLAGS = ("-std=c++20", "-O3", "-DNDEBUG", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra")
@@ -75,14 +75,26 @@ def _run_ninja(job: Job, limit_s: float) -> int:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=_environment(),
-            start_new_session=True,  # so that the compilers can be ended with it
+            start_new_session=True,  # a Ctrl-C is for this process, which ends ninja then
         )
         try:
             return process.wait(timeout=limit_s)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
+        finally:
+            _end(process)
+
+
+def _end(ninja: subprocess.Popen[bytes]) -> None:
+    """Ends ninja where it still runs."""
+    if ninja.poll() is not None:
+        return
+    # A kill of its process group would miss the compilers: each is in a group of its own, and
+    # ninja, when asked to end, ends them.
+    ninja.terminate()
+    try:
+        ninja.wait(timeout=_END_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        ninja.kill()
+        ninja.wait()
 
 
 def _parallel_jobs() -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _MIN_GCC = 10  # the first with C++20
 _MIN_CLANG = 12
+_DEFAULT_CUDA = "/usr/local/cuda"
 _ANSWER_LIMIT_S = 60  # a tool that only says its version; long enough for a cold network disk
 
 
@@ -158,8 +159,9 @@ class CudaToolkit:
 def nvcc_path() -> Path | None:
     """nvcc of CUDA_HOME, else on PATH, else of /usr/local/cuda; None without. No process starts."""
     home = os.environ.get("CUDA_HOME")
-    for folder in (f"{home}/bin" if home else None, os.environ.get("PATH"), "/usr/local/cuda/bin"):
-        found = shutil.which("nvcc", path=folder) if folder else None
+    folders = [f"{home}/bin" if home else "", os.environ.get("PATH", ""), f"{_DEFAULT_CUDA}/bin"]
+    for folder in filter(None, folders):
+        found = shutil.which("nvcc", path=folder)
         if found is not None:
             return Path(found).absolute()
     return None
@@ -177,7 +179,7 @@ def find_toolkit(torch_cuda: str) -> CudaToolkit:
         raise ToolkitProblem(
             f"torch is built with CUDA {torch_cuda}, but there is no nvcc in "
             f"{f'CUDA_HOME={home}' if home else 'CUDA_HOME (not set)'}, on "
-            f"PATH={os.environ.get('PATH', '')} or in /usr/local/cuda"
+            f"PATH={os.environ.get('PATH', '')} or in {_DEFAULT_CUDA}"
         )
     try:
         release = re.search(r"release (\d+\.\d+)", _output([nvcc, "--version"]))

@@ -46,6 +46,14 @@ class Patcher:
                 raise AssertionError("undo() returned but is_patched() is True")
 
 
+def _own_part(value: Any, flat: Tensor, offset: int, real: int) -> Any:
+    """A parameter's part of an optimizer state that is laid out like the flat partition."""
+    if not isinstance(value, Tensor):
+        return value
+    part = value.narrow(0, offset, real) if value.shape == flat.shape else value
+    return part.detach().clone()
+
+
 def state_records(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
     """This rank's part of every weight and optimizer state; the padding holds anything."""
     records: dict[str, Any] = {}
@@ -61,11 +69,7 @@ def state_records(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
             records[f"{name} fp32"] = flat.narrow(0, offset, real).detach().clone()
             records[f"{name} model"] = param.ds_tensor.narrow(0, 0, real).detach().clone()
             for key, value in state.items():
-                if isinstance(value, Tensor):
-                    if value.shape == flat.shape:
-                        value = value.narrow(0, offset, real)
-                    value = value.detach().clone()
-                records[f"{name} {key}"] = value
+                records[f"{name} {key}"] = _own_part(value, flat, offset, real)
     return records
 
 

@@ -28,7 +28,7 @@ REPLACED = (
     "unscale_and_clip_grads",
 )
 
-#: Methods that stock's own versions of those call and z3ext does not: an override would be passed by.
+#: Methods that stock calls from those and z3ext does not: an override would be passed by.
 BYPASSED = (
     f"{PRIVATE}__avg_scatter_contiguous_grads",
     "partition_grads",

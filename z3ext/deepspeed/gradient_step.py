@@ -1,4 +1,4 @@
-"""What ZeRO stage 3 does with the gradients at ``step()``: overflow check, norms, unscale and clip."""
+"""What ZeRO stage 3 does with the gradients at ``step()``: overflow check, norms, unscale."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GradientStep:
         self._norm_groups: list[Tensor] | None = None
         self._unscaled_later: dict[int, Tensor] = {}
 
-    # --- overflow and norms --------------------------------------------------------------------------
+    # --- overflow and norms -----------------------------------------------------------------------
 
     def has_overflow(self) -> bool:
         """Whether any rank's partitions hold an inf or a nan; keeps the norms for this step.
@@ -138,7 +138,7 @@ class GradientStep:
             if grad.data_ptr() != base + place * size
         ]
 
-    # --- unscale ---------------------------------------------------------------------------------------
+    # --- unscale ----------------------------------------------------------------------------------
 
     def prepare(self, sub_group: int) -> None:
         """In place of ``_prepare_fp32_grad_for_sub_group``: the memory, filled by ``unscale``."""
@@ -161,7 +161,7 @@ class GradientStep:
         optimizer.averaged_gradients[sub_group] = None
 
     def unscale(self, sub_group: int, total_norm: Any) -> None:
-        """In place of ``unscale_and_clip_grads``: read the partition once, write the fp32 gradient."""
+        """In place of ``unscale_and_clip_grads``: partition to fp32 gradient in one pass."""
         optimizer = self._optimizer
         partition = self._unscaled_later.pop(sub_group, None)
         if partition is None:

@@ -1,4 +1,4 @@
-"""Install and undo: all or nothing, idempotent, every attribute restored to the identical object."""
+"""Install and undo: all or nothing, idempotent, every attribute restored to the same object."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Installation:
 
 
 def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, Method]:
-    """The methods that stand on the class: served optimizers go to their adapter, others to stock."""
+    """What stands on the class: served optimizers go to their adapter, others to stock."""
 
     def add_grad(self: Any, param: Any) -> None:
         adapter = adoptions.of(self)

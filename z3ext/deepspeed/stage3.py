@@ -60,8 +60,6 @@ class Stage3Adapter:
             for param in itertools.chain.from_iterable(optimizer.fp16_groups)
         }
 
-    # --- the bucket --------------------------------------------------------------------------------
-
     def add_grad(self, param: Any) -> None:
         """In place of ``__add_grad_to_ipg_bucket``: note the gradient, pack when there are enough.
 
@@ -84,7 +82,7 @@ class Stage3Adapter:
         bucket.elements += numel
 
     def reduce_bucket(self, dtype: torch.dtype) -> None:
-        """In place of ``__reduce_and_partition_ipg_grads``: reduce, and store this rank's slices."""
+        """In place of ``__reduce_and_partition_ipg_grads``: reduce, store this rank's slices."""
         optimizer = self._optimizer
         bucket, reducer = optimizer.ipg_buckets[dtype], self._reducers[dtype]
         params = bucket.params

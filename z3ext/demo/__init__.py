@@ -1,0 +1,1 @@
+"""``python -m z3ext.demo``: the same training with and without z3ext, side by side."""
