@@ -270,9 +270,7 @@ def test_packs(numels: tuple[int, ...], packs: list[int], generator: torch.Gener
 def test_default_limits() -> None:
     """A gradient of 4 MiB goes at once, one of a byte less waits."""
     made, buffer = make(OneRank()), torch.empty(3 << 20)
-    params = parameters(
-        ((1 << 20) - 1, 1 << 20), torch.Generator().manual_seed(0), [torch.float32]
-    )
+    params = parameters(((1 << 20) - 1, 1 << 20), torch.Generator().manual_seed(0), [torch.float32])
     assert add_all(made, params, buffer) == [0, 1]
     assert reducer_module.PENDING_BYTES == 32 << 20
 
