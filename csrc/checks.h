@@ -27,6 +27,20 @@ void check_pack(
     const at::Tensor& flag,
     at::ArrayRef<double> divisors);
 
+// Elements of one rank's chunk of a gradient: numel / world_size, rounded up.
+inline int64_t chunk_numel(int64_t numel, int64_t world_size) {
+  return numel == 0 ? 0 : (numel - 1) / world_size + 1;
+}
+
+void check_pack_rows(
+    at::TensorList grads,
+    at::IntArrayRef chunk_offsets,
+    int64_t row_numel,
+    int64_t world_size,
+    const at::Tensor& bucket,
+    const at::Tensor& flag,
+    at::ArrayRef<double> divisors);
+
 void check_unpack(
     const at::Tensor& bucket,
     const at::Tensor& partitions,

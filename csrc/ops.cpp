@@ -10,6 +10,10 @@ TORCH_LIBRARY(z3ext, m) {
       "pack_(Tensor[] grads, int[] offsets, Tensor(a!) bucket, "
       "Tensor(b!) flag, float[] divisors) -> ()");
   m.def(
+      "pack_rows_(Tensor[] grads, int[] chunk_offsets, int row_numel, "
+      "int world_size, Tensor(a!) bucket, Tensor(b!) flag, "
+      "float[] divisors) -> ()");
+  m.def(
       "unpack_(Tensor bucket, Tensor(a!) partitions, int[] src_offsets, "
       "int[] dst_offsets, int[] numels, int[] padded_numels, "
       "float[] multipliers, bool accumulate) -> ()");

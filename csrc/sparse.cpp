@@ -32,6 +32,19 @@ void pack_(
   TORCH_INTERNAL_ASSERT(false, "pack_ took a sparse argument");
 }
 
+void pack_rows_(
+    at::TensorList grads,
+    at::IntArrayRef chunk_offsets,
+    int64_t row_numel,
+    int64_t world_size,
+    const at::Tensor& bucket,
+    const at::Tensor& flag,
+    at::ArrayRef<double> divisors) {
+  check_pack_rows(
+      grads, chunk_offsets, row_numel, world_size, bucket, flag, divisors);
+  TORCH_INTERNAL_ASSERT(false, "pack_rows_ took a sparse argument");
+}
+
 void unpack_(
     const at::Tensor& bucket,
     const at::Tensor& partitions,
@@ -70,6 +83,7 @@ void register_checks(torch::Library& m) {
   m.impl("flat_overflow", &flat_overflow);
   m.impl("flat_overflow_", &flat_overflow_);
   m.impl("pack_", &pack_);
+  m.impl("pack_rows_", &pack_rows_);
   m.impl("unpack_", &unpack_);
   m.impl("segment_check", &segment_check);
   m.impl("unscale_", &unscale_);

@@ -142,6 +142,34 @@ def pack(
     return Stored(expected, written), bool(nonfinite(expected[written]).any())
 
 
+def pack_rows(
+    grads: Sequence[Tensor],
+    chunk_offsets: Sequence[int],
+    row_numel: int,
+    world_size: int,
+    bucket: Tensor,
+    divisors: Sequence[float] = (),
+    device: str = "cpu",
+) -> tuple[Stored, bool]:
+    """The bucket after pack_rows_, and whether a stored value is inf or nan.
+
+    Element k of a gradient, or the zero that pads it, has its place computed on its own.
+    """
+    expected = bucket.clone()
+    written = torch.zeros(bucket.shape, dtype=torch.bool)
+    for grad, offset in zip(grads, chunk_offsets, strict=True):
+        chunk = math.ceil(grad.numel() / world_size)
+        values = torch.zeros(chunk * world_size, dtype=torch.float64)
+        rounded = round_to(grad.reshape(-1).double(), bucket.dtype)
+        values[: grad.numel()] = divide(rounded, divisors, bucket.dtype, device)
+        k = torch.arange(values.numel())
+        places = k // max(chunk, 1) * row_numel + offset + k % max(chunk, 1)
+        assert not written[places].any()
+        expected[places] = values.to(bucket.dtype)
+        written[places] = True
+    return Stored(expected, written), bool(nonfinite(expected[written]).any())
+
+
 def unpack(
     bucket: Tensor,
     partitions: Tensor,

@@ -41,7 +41,8 @@ def patch_deepspeed(mode: str = "auto", strict: bool = False) -> PatchHandle:
     returns the same handle. Compiles the native library where that has not been done yet.
 
     Args:
-        mode: "auto" follows the config's own choice of collective.
+        mode: "auto" follows the config: the same bits as DeepSpeed without z3ext. "all_reduce" or
+            "reduce_scatter" asks for the other collective on purpose.
         strict: raise where DeepSpeed's sources are unknown, in place of a warning.
 
     Returns:

@@ -125,6 +125,9 @@ def _returns_nothing(*args: object) -> None:
 def _register_fakes() -> None:
     torch.library.register_fake("z3ext::flat_overflow", _flat_overflow)
     torch.library.register_fake("z3ext::segment_check", _segment_check)
-    in_place = ("flat_overflow_", "pack_", "unpack_", "unscale_", "all_reduce_", "reduce_scatter_")
+    in_place = (
+        *("flat_overflow_", "pack_", "pack_rows_", "unpack_", "unscale_"),
+        *("all_reduce_", "reduce_scatter_"),
+    )
     for name in in_place:
         torch.library.register_fake(f"z3ext::{name}", _returns_nothing)

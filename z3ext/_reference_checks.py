@@ -1,7 +1,8 @@
 """The argument checks of the pure-torch reference, with the native ops' texts.
 
 Each check runs before its op writes anything. A text names the op, the argument and its index, the
-value found, the value expected and the remedy.
+value found, the value expected and the remedy. pack_ and pack_rows_ have theirs in
+_reference_pack_checks.py.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_STORED = (torch.float16, torch.bfloat16, torch.float32)
-_READABLE = (*_STORED, torch.float64)
+STORED = (torch.float16, torch.bfloat16, torch.float32)
+_READABLE = (*STORED, torch.float64)
 _MAX_FACTORS = 4
 _LANES = (1, 2, 4, 8)
 _FLOAT32_LARGEST = torch.finfo(torch.float32).max
@@ -28,13 +29,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_dense(op: str, name: str, tensor: Tensor) -> None:
+def check_dense(op: str, name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise error(op, f"{name} is sparse; expected a dense tensor; pass its dense form")
 
 
 def check_readable(op: str, buf: Tensor) -> None:
-    _check_dense(op, "buf", buf)
+    check_dense(op, "buf", buf)
     if buf.dtype not in _READABLE:
         raise error(
             op,
@@ -47,9 +48,9 @@ def check_readable(op: str, buf: Tensor) -> None:
         )
 
 
-def _check_flat_storage(op: str, name: str, tensor: Tensor) -> None:
-    _check_dense(op, name, tensor)
-    if tensor.dtype not in _STORED:
+def check_flat_storage(op: str, name: str, tensor: Tensor) -> None:
+    check_dense(op, name, tensor)
+    if tensor.dtype not in STORED:
         raise error(
             op,
             f"{name} is {dtype_name(tensor.dtype)}; expected float16, bfloat16 or float32; "
@@ -75,7 +76,7 @@ def _check_same_device(op: str, name: str, tensor: Tensor, other_name: str, othe
 
 
 def check_flag(op: str, flag: Tensor, other_name: str, other: Tensor) -> None:
-    _check_dense(op, "flag", flag)
+    check_dense(op, "flag", flag)
     remedy = "make it with torch.zeros((), dtype=torch.bool)"
     if flag.dtype != torch.bool:
         raise error(op, f"flag is {dtype_name(flag.dtype)}; expected bool; {remedy}")
@@ -84,7 +85,7 @@ def check_flag(op: str, flag: Tensor, other_name: str, other: Tensor) -> None:
     _check_same_device(op, "flag", flag, other_name, other)
 
 
-def _check_factors(op: str, name: str, factors: Sequence[float], *, is_divisor: bool) -> None:
+def check_factors(op: str, name: str, factors: Sequence[float], *, is_divisor: bool) -> None:
     if len(factors) > _MAX_FACTORS:
         raise error(
             op,
@@ -102,7 +103,7 @@ def _check_factors(op: str, name: str, factors: Sequence[float], *, is_divisor: 
             )
 
 
-def _check_same_length(
+def check_same_length(
     op: str, name: str, items: Sequence[object], other_name: str, others: Sequence[object]
 ) -> None:
     if len(items) != len(others):
@@ -111,7 +112,7 @@ def _check_same_length(
         )
 
 
-def _check_disjoint(
+def check_disjoint(
     op: str, begins: Sequence[int], sizes: Sequence[int], describe: Callable[[int, int], str]
 ) -> None:
     """No two half-open ranges overlap; ``describe(later index, earlier index)`` names a pair."""
@@ -121,7 +122,7 @@ def _check_disjoint(
             raise error(op, describe(max(before, after), min(before, after)))
 
 
-def _shares_memory(a: Tensor, b: Tensor) -> bool:
+def shares_memory(a: Tensor, b: Tensor) -> bool:
     """Whether the byte ranges that two strided tensors span overlap."""
     if a.device != b.device or a.numel() == 0 or b.numel() == 0:
         return False
@@ -135,67 +136,6 @@ def _shares_memory(a: Tensor, b: Tensor) -> bool:
     return a.data_ptr() < end(b) and b.data_ptr() < end(a)
 
 
-def check_pack(
-    grads: Sequence[Tensor],
-    offsets: Sequence[int],
-    bucket: Tensor,
-    flag: Tensor,
-    divisors: Sequence[float],
-) -> None:
-    op = "pack_"
-    _check_same_length(op, "grads", grads, "offsets", offsets)
-    _check_flat_storage(op, "bucket", bucket)
-    check_flag(op, flag, "bucket", bucket)
-    _check_factors(op, "divisors", divisors, is_divisor=True)
-    for i, (grad, offset) in enumerate(zip(grads, offsets, strict=True)):
-        if grad.layout != torch.strided:
-            raise error(
-                op,
-                f"grads[{i}] is sparse; expected a dense gradient; use a dense layer (ZeRO stage 3 "
-                "reduces no sparse gradients)",
-            )
-        if grad.device != bucket.device:
-            raise error(
-                op,
-                f"grads[{i}] is on {grad.device} but bucket is on {bucket.device}; "
-                "move the gradient to the bucket's device",
-            )
-        if grad.dtype not in _STORED:
-            raise error(
-                op,
-                f"grads[{i}] is {dtype_name(grad.dtype)}; expected float16, bfloat16 or float32; "
-                "cast it first",
-            )
-        if offset < 0:
-            raise error(
-                op,
-                f"offsets[{i}] is {offset}; expected 0 or more; "
-                "pass the element where the gradient begins",
-            )
-        if grad.numel() > bucket.numel() - offset:
-            raise error(
-                op,
-                f"grads[{i}] has {grad.numel()} elements at offset {offset} but bucket has "
-                f"{bucket.numel()} elements; pass a larger bucket",
-            )
-    sizes = [grad.numel() for grad in grads]
-
-    def describe(i: int, j: int) -> str:
-        return (
-            f"grads[{i}] at [{offsets[i]}, {offsets[i] + sizes[i]}) overlaps grads[{j}] at "
-            f"[{offsets[j]}, {offsets[j] + sizes[j]}); give every gradient a place of its own"
-        )
-
-    _check_disjoint(op, offsets, sizes, describe)
-    for i, grad in enumerate(grads):
-        if _shares_memory(grad, bucket):
-            raise error(
-                op,
-                f"grads[{i}] shares memory with bucket; expected separate memory; "
-                "pass a clone of the gradient",
-            )
-
-
 def check_unpack(
     bucket: Tensor,
     partitions: Tensor,
@@ -206,14 +146,14 @@ def check_unpack(
     multipliers: Sequence[float],
 ) -> None:
     op = "unpack_"
-    _check_same_length(op, "src_offsets", src_offsets, "dst_offsets", dst_offsets)
-    _check_same_length(op, "src_offsets", src_offsets, "numels", numels)
-    _check_same_length(op, "src_offsets", src_offsets, "padded_numels", padded_numels)
-    _check_flat_storage(op, "bucket", bucket)
-    _check_flat_storage(op, "partitions", partitions)
+    check_same_length(op, "src_offsets", src_offsets, "dst_offsets", dst_offsets)
+    check_same_length(op, "src_offsets", src_offsets, "numels", numels)
+    check_same_length(op, "src_offsets", src_offsets, "padded_numels", padded_numels)
+    check_flat_storage(op, "bucket", bucket)
+    check_flat_storage(op, "partitions", partitions)
     _check_same_device(op, "partitions", partitions, "bucket", bucket)
-    _check_factors(op, "multipliers", multipliers, is_divisor=False)
-    if _shares_memory(bucket, partitions):
+    check_factors(op, "multipliers", multipliers, is_divisor=False)
+    if shares_memory(bucket, partitions):
         raise error(
             op,
             "partitions shares memory with bucket; expected separate memory; "
@@ -248,7 +188,7 @@ def check_unpack(
             "give every slice a place of its own"
         )
 
-    _check_disjoint(op, dst_offsets, padded_numels, describe)
+    check_disjoint(op, dst_offsets, padded_numels, describe)
 
 
 def check_segments(buf: Tensor, offsets: Tensor, lanes: int) -> None:
@@ -260,7 +200,7 @@ def check_segments(buf: Tensor, offsets: Tensor, lanes: int) -> None:
             f"lanes is {lanes}; expected 1, 2, 4 or 8; "
             "pass 1 when the summation order is of no concern",
         )
-    _check_dense(op, "offsets", offsets)
+    check_dense(op, "offsets", offsets)
     if (
         offsets.dtype != torch.int64
         or offsets.device.type != "cpu"
@@ -292,8 +232,8 @@ def check_segments(buf: Tensor, offsets: Tensor, lanes: int) -> None:
 
 def check_unscale(partition: Tensor, scale: Tensor, out: Tensor) -> None:
     op = "unscale_"
-    _check_flat_storage(op, "partition", partition)
-    _check_flat_storage(op, "out", out)
+    check_flat_storage(op, "partition", partition)
+    check_flat_storage(op, "out", out)
     if out.dtype != torch.float32:
         raise error(
             op, f"out is {dtype_name(out.dtype)}; expected float32; allocate out as float32"
@@ -305,7 +245,7 @@ def check_unscale(partition: Tensor, scale: Tensor, out: Tensor) -> None:
             "expected the same number; allocate out like partition",
         )
     _check_same_device(op, "out", out, "partition", partition)
-    _check_dense(op, "scale", scale)
+    check_dense(op, "scale", scale)
     if scale.dtype not in (torch.float32, torch.float64):
         raise error(
             op, f"scale is {dtype_name(scale.dtype)}; expected float32 or float64; cast it first"
@@ -318,7 +258,7 @@ def check_unscale(partition: Tensor, scale: Tensor, out: Tensor) -> None:
         )
     _check_same_device(op, "scale", scale, "partition", partition)
     same = partition.dtype == torch.float32 and partition.data_ptr() == out.data_ptr()
-    if not same and _shares_memory(partition, out):
+    if not same and shares_memory(partition, out):
         raise error(
             op,
             "out overlaps partition in part; expected the same float32 memory or separate memory; "

@@ -27,6 +27,13 @@ class SumOverRanks(Protocol):
         """Sum ``buf`` over the group; whether a collective was issued."""
         ...
 
+    def reduce_scatter_(self, rows: Tensor, row: Tensor) -> bool:
+        """Sum ``rows``, one for each rank, and leave this rank's in ``row``, a view of ``rows``.
+
+        The other rows hold anything afterwards. Whether a collective was issued.
+        """
+        ...
+
 
 class OneRank:
     """A group of one: the sum is what it was, and no collective is issued."""
@@ -35,6 +42,9 @@ class OneRank:
     world_size = 1
 
     def all_reduce_(self, buf: Tensor) -> bool:
+        return False
+
+    def reduce_scatter_(self, rows: Tensor, row: Tensor) -> bool:
         return False
 
 
@@ -48,6 +58,10 @@ class NativeSum:
 
     def all_reduce_(self, buf: Tensor) -> bool:
         ops.all_reduce_(buf, self._name)
+        return True
+
+    def reduce_scatter_(self, rows: Tensor, row: Tensor) -> bool:
+        ops.reduce_scatter_(rows, row, self._name)
         return True
 
 

@@ -39,6 +39,24 @@ def pack_(
     torch.ops.z3ext.pack_(grads, offsets, bucket, flag, divisors)
 
 
+def pack_rows_(
+    grads: Sequence[Tensor],
+    chunk_offsets: Sequence[int],
+    row_numel: int,
+    world_size: int,
+    bucket: Tensor,
+    flag: Tensor,
+    divisors: Sequence[float],
+) -> None:
+    """``pack_`` for a reduce-scatter: the bucket is ``world_size`` rows of ``row_numel`` elements.
+
+    Each gradient is cut into ``world_size`` chunks of ``ceil(numel / world_size)`` elements. Chunk
+    r goes to row r at the gradient's ``chunk_offsets`` entry; past the gradient's end it is zeros.
+    Elements that belong to no chunk are left as they are, so that several calls can fill a bucket.
+    """
+    torch.ops.z3ext.pack_rows_(grads, chunk_offsets, row_numel, world_size, bucket, flag, divisors)
+
+
 def unpack_(
     bucket: Tensor,
     partitions: Tensor,

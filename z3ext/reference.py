@@ -18,7 +18,6 @@ from torch import Tensor
 from z3ext._reference_checks import (
     check_communicated,
     check_flag,
-    check_pack,
     check_readable,
     check_segments,
     check_unpack,
@@ -26,6 +25,7 @@ from z3ext._reference_checks import (
     dtype_name,
     error,
 )
+from z3ext._reference_pack_checks import check_pack, check_pack_rows
 
 # segment_check keeps a float64 running sum per element of a block; this bounds them to 8 MiB.
 _BLOCK_NUMEL = 1 << 20
@@ -70,6 +70,36 @@ def pack_(
             if divisor != 1.0:
                 place.div_(divisor)
         flag.logical_or_(_any_nonfinite(place))
+
+
+@torch.no_grad()
+def pack_rows_(
+    grads: Sequence[Tensor],
+    chunk_offsets: Sequence[int],
+    row_numel: int,
+    world_size: int,
+    bucket: Tensor,
+    flag: Tensor,
+    divisors: Sequence[float],
+) -> None:
+    """``pack_`` into a bucket of ``world_size`` rows of ``row_numel`` elements, one for each rank.
+
+    A gradient is cut into ``world_size`` chunks of ``ceil(numel / world_size)`` elements; chunk r
+    stands at its ``chunk_offsets`` entry in row r. What a chunk has past the gradient's end is
+    zeroed.
+    """
+    check_pack_rows(grads, chunk_offsets, row_numel, world_size, bucket, flag, divisors)
+    rows = bucket[: world_size * row_numel].view(world_size, row_numel)
+    for grad, offset in zip(grads, chunk_offsets, strict=True):
+        chunk = -(-grad.numel() // world_size)
+        padded = bucket.new_zeros(world_size * chunk)
+        values = padded[: grad.numel()]
+        values.view(grad.shape).copy_(grad)
+        for divisor in divisors:
+            if divisor != 1.0:
+                values.div_(divisor)
+        flag.logical_or_(_any_nonfinite(values))
+        rows[:, offset : offset + chunk].copy_(padded.view(world_size, chunk))
 
 
 @torch.no_grad()

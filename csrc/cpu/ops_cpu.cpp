@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstring>
 #include <tuple>
-#include <type_traits>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -14,21 +13,10 @@
 
 #include "../checks.h"
 #include "kernels.h"
+#include "parts.h"
 
 namespace z3ext::cpu {
 namespace {
-
-// Elements below which a second thread costs more than it saves: the value
-// torch uses for its own elementwise kernels.
-constexpr int64_t kGrain = 32768;
-
-template <typename Pointer>
-Pointer advance(Pointer base, int64_t elements, size_t element_size) {
-  using Byte = std::
-      conditional_t<std::is_same_v<Pointer, const void*>, const char, char>;
-  return static_cast<Byte*>(base) +
-         elements * static_cast<int64_t>(element_size);
-}
 
 bool any_nonfinite(const at::Tensor& buf) {
   const void* data = buf.const_data_ptr();
@@ -62,28 +50,6 @@ void flat_overflow_(const at::Tensor& flag, const at::Tensor& buf) {
   }
 }
 
-// Calls body(i, begin, end) for the parts of every item i, the work split
-// evenly over the threads by elements. `ends` are the running sums of the
-// items' sizes.
-template <typename Body>
-void for_each_part(const std::vector<int64_t>& ends, const Body& body) {
-  if (ends.empty()) {
-    return;
-  }
-  at::parallel_for(0, ends.back(), kGrain, [&](int64_t begin, int64_t end) {
-    auto item = std::upper_bound(ends.begin(), ends.end(), begin);
-    for (int64_t at = begin; at < end; ++item) {
-      const int64_t i = item - ends.begin();
-      const int64_t item_begin = i == 0 ? 0 : ends[i - 1];
-      const int64_t part_end = std::min(end, *item);
-      if (part_end > at) {
-        body(i, at - item_begin, part_end - item_begin);
-      }
-      at = part_end;
-    }
-  });
-}
-
 void pack_(
     at::TensorList grads,
     at::IntArrayRef offsets,
@@ -95,27 +61,11 @@ void pack_(
   const Kernels& table = kernels();
   const DType bucket_dtype = dtype_of(bucket);
 
-  // A gradient with other strides is laid out first: rare, since autograd lays
-  // a gradient out like its parameter.
-  std::vector<at::Tensor> laid_out;
-  std::vector<const at::Tensor*> sources(grads.size());
-  std::vector<int64_t> ends(grads.size());
-  laid_out.reserve(grads.size());
-  int64_t total = 0;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    sources[i] = &grads[i];
-    if (!grads[i].is_contiguous()) {
-      laid_out.push_back(grads[i].contiguous());
-      sources[i] = &laid_out.back();
-    }
-    total += grads[i].numel();
-    ends[i] = total;
-  }
-
+  const ContiguousSources sources(grads);
   void* base = bucket.mutable_data_ptr();
   std::atomic<bool> bad{false};
-  for_each_part(ends, [&](int64_t i, int64_t begin, int64_t end) {
-    const at::Tensor& source = *sources[i];
+  for_each_part(sources.ends(), [&](int64_t i, int64_t begin, int64_t end) {
+    const at::Tensor& source = sources[i];
     const bool part_bad = table.pack(
         advance(source.const_data_ptr(), begin, source.element_size()),
         dtype_of(source),

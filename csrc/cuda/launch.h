@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include "../numeric.h"
+#include "rows.h"
 #include "tables.h"
 
 namespace z3ext::cuda {
@@ -25,6 +26,14 @@ void launch_overflow(
 void launch_pack(
     const std::vector<TransformEntry>& entries,
     DType bucket_dtype,
+    const FactorChain& reciprocals,
+    bool* flag,
+    cudaStream_t stream);
+
+void launch_pack_rows(
+    const std::vector<RowsEntry>& entries,
+    DType bucket_dtype,
+    int64_t row_numel,
     const FactorChain& reciprocals,
     bool* flag,
     cudaStream_t stream);

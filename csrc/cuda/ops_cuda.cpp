@@ -61,6 +61,17 @@ void flat_overflow_(const at::Tensor& flag, const at::Tensor& buf) {
   find_nonfinite(flag, buf);
 }
 
+// The gradient's elements in row-major order. A copy that this takes is kept
+// until the launches that read it.
+const void* contiguous_source(
+    const at::Tensor& grad, std::vector<at::Tensor>& copies) {
+  if (grad.is_contiguous()) {
+    return grad.const_data_ptr();
+  }
+  copies.push_back(grad.contiguous());
+  return copies.back().const_data_ptr();
+}
+
 void pack_(
     at::TensorList grads,
     at::IntArrayRef offsets,
@@ -69,31 +80,59 @@ void pack_(
     at::ArrayRef<double> divisors) {
   check_pack(grads, offsets, bucket, flag, divisors);
   const c10::cuda::CUDAGuard guard(bucket.device());
-  std::vector<at::Tensor> copies; // kept until the launches that read them
+  std::vector<at::Tensor> copies;
   std::vector<cuda::TransformEntry> entries;
   entries.reserve(grads.size());
   for (size_t i = 0; i < grads.size(); ++i) {
-    if (grads[i].numel() == 0) {
-      continue;
+    if (grads[i].numel() > 0) {
+      entries.push_back(
+          cuda::make_transform_entry(
+              contiguous_source(grads[i], copies),
+              dtype_of(grads[i]),
+              element_pointer(bucket, offsets[i]),
+              dtype_of(bucket),
+              grads[i].numel()));
     }
-    const void* source = nullptr;
-    if (grads[i].is_contiguous()) {
-      source = grads[i].const_data_ptr();
-    } else {
-      copies.push_back(grads[i].contiguous());
-      source = copies.back().const_data_ptr();
-    }
-    entries.push_back(
-        cuda::make_transform_entry(
-            source,
-            dtype_of(grads[i]),
-            element_pointer(bucket, offsets[i]),
-            dtype_of(bucket),
-            grads[i].numel()));
   }
   cuda::launch_pack(
       entries,
       dtype_of(bucket),
+      reciprocal_chain(divisors),
+      flag_pointer(flag),
+      current_stream());
+}
+
+void pack_rows_(
+    at::TensorList grads,
+    at::IntArrayRef chunk_offsets,
+    int64_t row_numel,
+    int64_t world_size,
+    const at::Tensor& bucket,
+    const at::Tensor& flag,
+    at::ArrayRef<double> divisors) {
+  check_pack_rows(
+      grads, chunk_offsets, row_numel, world_size, bucket, flag, divisors);
+  const c10::cuda::CUDAGuard guard(bucket.device());
+  std::vector<at::Tensor> copies;
+  std::vector<cuda::RowsEntry> entries;
+  entries.reserve(grads.size());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    if (grads[i].numel() > 0) {
+      entries.push_back(
+          cuda::make_rows_entry(
+              contiguous_source(grads[i], copies),
+              dtype_of(grads[i]),
+              element_pointer(bucket, chunk_offsets[i]),
+              dtype_of(bucket),
+              grads[i].numel(),
+              row_numel,
+              world_size));
+    }
+  }
+  cuda::launch_pack_rows(
+      entries,
+      dtype_of(bucket),
+      row_numel,
       reciprocal_chain(divisors),
       flag_pointer(flag),
       current_stream());
@@ -203,6 +242,7 @@ TORCH_LIBRARY_IMPL(z3ext, CUDA, m) {
   m.impl("flat_overflow", &flat_overflow);
   m.impl("flat_overflow_", &flat_overflow_);
   m.impl("pack_", &pack_);
+  m.impl("pack_rows_", &pack_rows_);
   m.impl("unpack_", &unpack_);
   m.impl("segment_check", &segment_check);
   m.impl("unscale_", &unscale_);

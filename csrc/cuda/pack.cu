@@ -19,17 +19,6 @@ void launch(
   }
 }
 
-std::vector<Table<TransformEntry>> tables_of_dtype(
-    const std::vector<TransformEntry>& entries, DType dtype) {
-  std::vector<TransformEntry> matching;
-  for (const TransformEntry& entry : entries) {
-    if (entry.source_dtype == dtype) {
-      matching.push_back(entry);
-    }
-  }
-  return plan_tables(matching);
-}
-
 // The checks admit no float64 gradient and no float64 bucket.
 template <typename BucketT>
 void launch_for_grads(
@@ -38,11 +27,20 @@ void launch_for_grads(
     bool* flag,
     cudaStream_t stream) {
   launch<Half, BucketT>(
-      tables_of_dtype(entries, DType::kHalf), reciprocals, flag, stream);
+      plan_tables(entries_of_dtype(entries, DType::kHalf)),
+      reciprocals,
+      flag,
+      stream);
   launch<BFloat16, BucketT>(
-      tables_of_dtype(entries, DType::kBFloat16), reciprocals, flag, stream);
+      plan_tables(entries_of_dtype(entries, DType::kBFloat16)),
+      reciprocals,
+      flag,
+      stream);
   launch<float, BucketT>(
-      tables_of_dtype(entries, DType::kFloat), reciprocals, flag, stream);
+      plan_tables(entries_of_dtype(entries, DType::kFloat)),
+      reciprocals,
+      flag,
+      stream);
 }
 
 } // namespace

@@ -27,9 +27,10 @@ constexpr int kVectorBytes = 16;
 // a 32 MiB pending list still gives every multiprocessor several chunks.
 constexpr int64_t kChunkNumel = 8192;
 
-// Entries per launch. A table travels in the kernel's arguments, which every
-// driver takes up to 4 KB.
+// Entries per launch, at most. A table travels in the kernel's arguments, which
+// every driver takes up to 4 KB.
 constexpr int kTableCapacity = 96;
+constexpr int kEntriesBytes = kTableCapacity * 40;
 
 Z3EXT_HOST_DEVICE constexpr int dtype_bytes(DType dtype) {
   return dtype == DType::kDouble ? 8 : dtype == DType::kFloat ? 4 : 2;
@@ -158,10 +159,14 @@ chunk_range(int64_t chunk, int64_t numel, int64_t head) {
 // The entries of one launch, passed to the kernel by value.
 template <typename EntryT>
 struct Table {
+  static constexpr int kCapacity =
+      sizeof(EntryT) * kTableCapacity <= kEntriesBytes
+          ? kTableCapacity
+          : kEntriesBytes / static_cast<int>(sizeof(EntryT));
   int64_t chunk_count = 0;
   int64_t preceding_chunks = 0; // in the launches before this one
   int32_t entry_count = 0;
-  EntryT entries[kTableCapacity] = {};
+  EntryT entries[kCapacity] = {};
 };
 
 // The rest of the 4 KB is for a kernel's other arguments.
@@ -185,6 +190,19 @@ Z3EXT_HOST_DEVICE int find_entry(const Table<EntryT>& table, int64_t chunk) {
   return low;
 }
 
+// Of a list of mixed dtypes: the kernels take one dtype per launch.
+template <typename EntryT>
+std::vector<EntryT> entries_of_dtype(
+    const std::vector<EntryT>& entries, DType source_dtype) {
+  std::vector<EntryT> matching;
+  for (const EntryT& entry : entries) {
+    if (entry.source_dtype == source_dtype) {
+      matching.push_back(entry);
+    }
+  }
+  return matching;
+}
+
 // One table per launch, none of them without work: empty entries are dropped.
 template <typename EntryT>
 std::vector<Table<EntryT>> plan_tables(const std::vector<EntryT>& entries) {
@@ -194,7 +212,8 @@ std::vector<Table<EntryT>> plan_tables(const std::vector<EntryT>& entries) {
     if (entry.numel == 0) {
       continue;
     }
-    if (tables.empty() || tables.back().entry_count == kTableCapacity) {
+    if (tables.empty() ||
+        tables.back().entry_count == Table<EntryT>::kCapacity) {
       tables.emplace_back();
       tables.back().preceding_chunks = chunks;
     }

@@ -56,3 +56,13 @@ def test_sum_in_order() -> None:
     assert oracle.sum_in_order(terms, 1) == 2.0**53
     assert oracle.sum_in_order(terms, 2) == 2.0**53 + 2.0
     assert oracle.sum_in_order(terms, 8) == 2.0**53
+
+
+def test_pack_rows() -> None:
+    grads = [torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0])]
+    bucket = torch.full((14,), 9.0)
+    stored, bad = oracle.pack_rows(grads, [1, 3], 4, 3, bucket, [2.0])
+    rows = [9.0, 0.5, 1.0, 2.5], [9.0, 1.5, 2.0, 0.0], [9.0, 0.0, 0.0, 0.0], [9.0, 9.0]
+    assert stored.buffer.tolist() == [value for row in rows for value in row]
+    assert stored.written.tolist() == [False, True, True, True] * 3 + [False, False]
+    assert not bad

@@ -30,6 +30,15 @@ class Work:
     def run(self) -> list[Tensor]:
         packed, flag = poisoned(self.total, torch.float16, self.device), new_flag(self.device)
         self.ops.pack_(self.grads, self.offsets, packed, flag, [3.0])
+        rows, rows_flags = [], []
+        for world_size in (3, 5, 1000, 4096):
+            chunks = [-(-size // world_size) for size in SIZES]
+            offsets, row_numel = places(chunks)
+            rows.append(poisoned(world_size * row_numel, torch.float16, self.device))
+            rows_flags.append(new_flag(self.device))
+            self.ops.pack_rows_(
+                self.grads, offsets, row_numel, world_size, rows[-1], rows_flags[-1], [3.0]
+            )
         summed = self.partitions.clone()
         sizes, slices = list(SIZES), (self.offsets, self.offsets, list(SIZES))
         self.ops.unpack_(self.bucket, summed, *slices, sizes, [3.0], True)
@@ -37,7 +46,7 @@ class Work:
         scaled = poisoned(self.total, torch.float32, self.device)
         self.ops.unscale_(self.bucket, self.scale, scaled)
         overflow = self.ops.flat_overflow(self.bucket)
-        results = [packed, flag, summed, bad, sums, scaled, overflow]
+        results = [packed, flag, *rows, *rows_flags, summed, bad, sums, scaled, overflow]
         return [result.cpu() for result in results]
 
 

@@ -42,6 +42,18 @@ SAMPLES: dict[str, list[Sample]] = {
         ),
         lambda d: ([], [], _ones(5, torch.float16, d), new_flag(d), []),
     ],
+    "pack_rows_": [
+        lambda d: (
+            [_ones(6, torch.float32, d).view(2, 3).t(), _ones(1, torch.bfloat16, d)],
+            [1, 4],
+            6,
+            3,
+            _ones(20, torch.float16, d),
+            new_flag(d),
+            [2.0, 3.0],
+        ),
+        lambda d: ([], [], 2, 2, _ones(5, torch.float16, d), new_flag(d), []),
+    ],
     "unpack_": [
         lambda d: (_ones(20, torch.float16, d), _ones(30, torch.float32, d), *SLICES, [3.0], False),
         lambda d: (_ones(20, torch.float32, d), _ones(30, torch.float16, d), *SLICES, [], True),
@@ -87,6 +99,8 @@ SCHEMAS = {
     "flat_overflow_": "(Tensor(a!) flag, Tensor buf) -> ()",
     "pack_": "(Tensor[] grads, int[] offsets, Tensor(a!) bucket, Tensor(b!) flag, "
     "float[] divisors) -> ()",
+    "pack_rows_": "(Tensor[] grads, int[] chunk_offsets, int row_numel, int world_size, "
+    "Tensor(a!) bucket, Tensor(b!) flag, float[] divisors) -> ()",
     "unpack_": "(Tensor bucket, Tensor(a!) partitions, int[] src_offsets, int[] dst_offsets, "
     "int[] numels, int[] padded_numels, float[] multipliers, bool accumulate) -> ()",
     "segment_check": "(Tensor buf, Tensor offsets, int lanes) -> (Tensor, Tensor)",

@@ -21,9 +21,6 @@ LAST_RANK = -2
 FULL_WORLDS = (1, 2, 3)
 CORE_WORLDS = (4,)
 
-#: The one place that says whether `reduce_scatter: true` is served.
-REDUCE_SCATTER_SERVED = False
-
 
 @dataclass(frozen=True)
 class Poison:
@@ -128,7 +125,7 @@ class Case:
     """One training that stock and z3ext have to agree on bit for bit.
 
     served: whether z3ext is expected to serve it (False: declined with a reason, None: either).
-    core: also run at the worlds of CORE_WORLDS. patched_by_drive: the drive switches the patch
+    full_worlds: the world sizes that run it; core_worlds: those that run it too if it is core. patched_by_drive: the drive switches the patch
     itself (`run.patcher`). min_world: the smallest world that makes sense. skips: the steps that
     the stock run has to skip, so that an overflow case cannot pass without an overflow. plant:
     spoils the patched run, so that the harness has to find a difference (its own test).
@@ -146,6 +143,8 @@ class Case:
     core: bool = False
     patched_by_drive: bool = False
     min_world: int = 1
+    full_worlds: tuple[int, ...] = FULL_WORLDS
+    core_worlds: tuple[int, ...] = CORE_WORLDS
     skips: int = 0
     plant: Callable[[Run], None] | None = None
 
@@ -165,8 +164,8 @@ class Case:
 
     def worlds(self) -> tuple[int, ...]:
         """The world sizes that this case runs at."""
-        every = FULL_WORLDS + (CORE_WORLDS if self.core else ())
-        return tuple(w for w in every if w >= self.min_world)
+        every = {*self.full_worlds, *(self.core_worlds if self.core else ())}
+        return tuple(w for w in sorted(every) if w >= self.min_world)
 
 
 @dataclass(frozen=True)

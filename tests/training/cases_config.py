@@ -9,7 +9,6 @@ from .case import (
     BF16,
     FP16,
     FP16_STATIC,
-    REDUCE_SCATTER_SERVED,
     Case,
     gas,
     merged,
@@ -104,19 +103,4 @@ CASES: list[Case] = [
     _mlp("small_prefetch", zero(stage3_prefetch_bucket_size=1, stage3_max_live_parameters=1)),
     # Declined.
     _mlp("offload_optimizer", BF16, CPU_OPTIMIZER, gas(2), clip(0.1), served=False),
-    _mlp("not_contiguous", BF16, zero(contiguous_gradients=False), served=False),
-    _mlp("reduce_scatter", BF16, zero(reduce_scatter=True), served=REDUCE_SCATTER_SERVED),
-    _mlp(
-        "reduce_scatter_fp16_gas3",
-        FP16,
-        gas(3),
-        zero(reduce_scatter=True),
-        served=REDUCE_SCATTER_SERVED,
-        core=True,
-    ),
-    _mlp(
-        "reduce_scatter_not_contiguous",
-        zero(reduce_scatter=True, contiguous_gradients=False),
-        served=False,
-    ),
 ]

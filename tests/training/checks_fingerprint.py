@@ -16,11 +16,13 @@ from .models import Mlp
 
 #: A method that the patch replaces, spelled as it stands in vars(cls).
 TARGETS = (
+    "reduce_ready_partitions_and_remove_grads",
     "partition_grads",
     "has_overflow",
     "_get_norm_groups",
     "_prepare_fp32_grad_for_sub_group",
     "unscale_and_clip_grads",
+    "_post_step",
     "_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket",
     "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads",
 )

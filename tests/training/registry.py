@@ -8,6 +8,7 @@ from .cases_lifecycle import CASES as LIFECYCLE_CASES
 from .cases_models import CASES as MODEL_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
+from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
 from .checks_fingerprint import CHECKS as FINGERPRINT_CHECKS
 from .checks_undo import CHECKS as UNDO_CHECKS
 
@@ -20,6 +21,7 @@ def _collect() -> dict[str, Case | Check]:
         MODEL_CASES,
         OVERFLOW_CASES,
         LIFECYCLE_CASES,
+        REDUCE_SCATTER_CASES,
         UNDO_CHECKS,
         FINGERPRINT_CHECKS,
     )

@@ -11,6 +11,7 @@ from .cases_lifecycle import CASES as LIFECYCLE_CASES
 from .cases_models import CASES as MODEL_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
+from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
 from .conftest import Results
 from .registry import parameters
 
@@ -19,7 +20,9 @@ def _ids(pairs: list[tuple[int, str]]) -> list[str]:
     return [f"{case}-world{world}" for world, case in pairs]
 
 
-SERVED = parameters(CONFIG_CASES, MODEL_CASES, OVERFLOW_CASES, LIFECYCLE_CASES)
+SERVED = parameters(
+    CONFIG_CASES, MODEL_CASES, OVERFLOW_CASES, LIFECYCLE_CASES, REDUCE_SCATTER_CASES
+)
 PLANTED = parameters(PLANTED_CASES)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from deepspeed import comm as ds_comm
@@ -14,7 +13,8 @@ from torch import Tensor
 from z3ext._log import log_rank0
 from z3ext.collectives import NativeSum, OneRank, SumOverRanks
 from z3ext.deepspeed.gradient_step import GradientStep
-from z3ext.deepspeed.stage3 import Stage3Adapter
+from z3ext.deepspeed.paths import choose_path, config_mode
+from z3ext.deepspeed.stage3 import ServedPath, StockPath
 from z3ext.deepspeed.support import partition_group
 from z3ext.norms import segment_norms
 from z3ext.reducer import Counters
@@ -26,36 +26,31 @@ Method = Callable[..., Any]
 ATTRIBUTE = "_z3ext_adapter"
 
 
-@dataclass(frozen=True)
-class Declined:
-    """An optimizer that keeps DeepSpeed's own methods."""
-
-    reason: str
-
-
 class Adoptions:
     """Every optimizer that was looked at, with the decision on it.
 
     Args:
         stock: DeepSpeed's own methods, by name.
         refusal: why an optimizer is not served, "" when it is.
+        mode: "auto" for the path of each optimizer's config, or the path for all of them.
     """
 
-    def __init__(self, stock: dict[str, Method], refusal: Callable[[Any], str]) -> None:
+    def __init__(self, stock: dict[str, Method], refusal: Callable[[Any], str], mode: str) -> None:
+        self._mode = mode
         self._stock = stock
         self._refusal = refusal
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def of(self, optimizer: Any) -> Stage3Adapter | Declined:
+    def of(self, optimizer: Any) -> ServedPath | StockPath:
         """The decision on an optimizer, made when first asked for."""
-        decision: Stage3Adapter | Declined | None = vars(optimizer).get(ATTRIBUTE)
+        decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
         return self._decide(optimizer) if decision is None else decision
 
     def release_all(self) -> None:
         """Take z3ext's attribute away from every optimizer."""
         for optimizer in list(self._adopted):
             decision = vars(optimizer).pop(ATTRIBUTE, None)
-            if isinstance(decision, Stage3Adapter):
+            if isinstance(decision, ServedPath):
                 dropped = decision.discard_buckets()
                 if dropped:
                     log_rank0(
@@ -65,17 +60,22 @@ class Adoptions:
                     )
         self._adopted.clear()
 
-    def _decide(self, optimizer: Any) -> Stage3Adapter | Declined:
+    def _decide(self, optimizer: Any) -> ServedPath | StockPath:
         reason = self._refusal(optimizer)
-        decision: Stage3Adapter | Declined
+        decision: ServedPath | StockPath
         if reason:
-            decision = Declined(reason)
+            decision = StockPath(optimizer, self._stock, reason)
             log_rank0(logging.WARNING, f"not served: {reason}; DeepSpeed's own methods run")
         else:
-            decision = _make_adapter(optimizer, self._stock)
+            wanted = config_mode(optimizer)
+            mode = wanted if self._mode == "auto" else self._mode
+            decision = _make_adapter(optimizer, self._stock, mode)
+            asked = (
+                "" if mode == wanted else f", by mode={mode!r} in place of the config's {wanted}"
+            )
             log_rank0(
                 logging.INFO,
-                "serving a ZeRO stage 3 optimizer on the all-reduce path, world size "
+                f"serving a ZeRO stage 3 optimizer on the {mode} path{asked}, world size "
                 f"{ds_comm.get_world_size(partition_group(optimizer))}",
             )
         setattr(optimizer, ATTRIBUTE, decision)
@@ -92,13 +92,14 @@ def counters_of(optimizer: Any) -> Counters:
     return _counters.setdefault(optimizer, Counters())
 
 
-def _make_adapter(optimizer: Any, stock: dict[str, Method]) -> Stage3Adapter:
+def _make_adapter(optimizer: Any, stock: dict[str, Method], mode: str) -> ServedPath:
     over = _sum_over(partition_group(optimizer))
     stream = _stream_of(optimizer)
     norms = segment_norms(optimizer.grad_partitions_flat_buffer.device)
     counters = counters_of(optimizer)
     step = GradientStep(optimizer, stock, over, stream, norms, counters)
-    return Stage3Adapter(optimizer, stock, over, stream, step, counters)
+    path = choose_path(mode, over, stream, counters)
+    return ServedPath(optimizer, stock, path, stream, step)
 
 
 class DeepSpeedSum:
@@ -111,6 +112,10 @@ class DeepSpeedSum:
 
     def all_reduce_(self, buf: Tensor) -> bool:
         ds_comm.all_reduce(buf, group=self._group)
+        return True
+
+    def reduce_scatter_(self, rows: Tensor, row: Tensor) -> bool:
+        ds_comm.reduce_scatter_fn(row, rows, group=self._group)
         return True
 
 

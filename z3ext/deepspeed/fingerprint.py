@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import hashlib
 import inspect
+import sys
 import textwrap
 import types
 from collections.abc import Iterator
@@ -19,17 +20,25 @@ from collections.abc import Iterator
 PRIVATE = "_DeepSpeedZeroOptimizer_Stage3"
 ADD_GRAD = f"{PRIVATE}__add_grad_to_ipg_bucket"
 REDUCE_BUCKET = f"{PRIVATE}__reduce_and_partition_ipg_grads"
+READY = "reduce_ready_partitions_and_remove_grads"
 REPLACED = (
+    READY,
     ADD_GRAD,
     REDUCE_BUCKET,
     "has_overflow",
     "_get_norm_groups",
     "_prepare_fp32_grad_for_sub_group",
     "unscale_and_clip_grads",
+    "_post_step",
 )
+#: Replaced for speed alone: an override that calls DeepSpeed's own, or does its work, is as right.
+SHORT_CUTS = (READY, "_post_step")
 
 #: Methods that stock calls from those and z3ext does not: an override would be passed by.
 BYPASSED = (
+    f"{PRIVATE}__avg_scatter_grads",
+    "reduce_independent_p_g_buckets_and_remove_grads",
+    "_apply_autoep_folding_tp_correction",
     f"{PRIVATE}__avg_scatter_contiguous_grads",
     "partition_grads",
     "get_grad_norm_direct",
@@ -54,12 +63,15 @@ KNOWN: dict[str, frozenset[str]] = {
     "_gradient_averaging_world_size": frozenset({"7518b60ff4de09e4"}),
     "_grad_norm_counts_every_rank": frozenset({"1c6c6f002343b28a"}),
     "_model_parallel_all_reduce": frozenset({"5468b255438d64c9"}),
+    "_apply_autoep_folding_tp_correction": frozenset({"8bb6f571ef04719b"}),
+    f"{PRIVATE}__avg_scatter_grads": frozenset({"56b0c8c520ccbf72"}),
     f"{PRIVATE}__avg_scatter_contiguous_grads": frozenset({"978691e2f5afe5cd"}),
     "partition_grads": frozenset({"c246f5b8bd51788f"}),
     "reduce_independent_p_g_buckets_and_remove_grads": frozenset({"ed2027bc7246ff6f"}),
     "reduce_ready_partitions_and_remove_grads": frozenset({"be81e9761c2def75"}),
     "independent_gradient_partition_epilogue": frozenset({"e7cba1addb0c0827"}),
     "_setup_for_real_optimizer": frozenset({"21504ef43b48b157"}),
+    "_post_step": frozenset({"b2500f1c2ce7b5f8"}),
     "_pre_step": frozenset({"d6bf55b2add3b81c"}),
     "step": frozenset({"ab5b443489fe0a0d"}),
     "_overflow_check_and_loss_scale_update": frozenset({"884d46e37b33095a"}),
@@ -73,6 +85,11 @@ KNOWN: dict[str, frozenset[str]] = {
     "offload_states": frozenset({"df664649954c4360"}),
     "reload_states": frozenset({"87ec481a0de3a562"}),
     "get_param_comm_dtype": frozenset({"5279ce7b7eaaba7f"}),
+}
+
+#: Functions that the optimizer's module calls by name, and z3ext repeats.
+KNOWN_FUNCTIONS: dict[str, frozenset[str]] = {
+    "reduce_scatter_coalesced": frozenset({"b63144a362c92771"}),
 }
 
 
@@ -150,11 +167,17 @@ def resolve(cls: type, name: str) -> object:
 
 
 def unknown_symbols(cls: type, bucket: type) -> list[str]:
-    """What in an optimizer class and its bucket class z3ext doesn't know, by name."""
+    """What in an optimizer class, its module and its bucket class z3ext doesn't know, by name."""
+    module = vars(sys.modules[cls.__module__])
     unknown = [
         f"{cls.__name__}.{name.removeprefix(PRIVATE)}"
         for name, hashes in KNOWN.items()
         if fingerprint(resolve(cls, name)) not in hashes
+    ]
+    unknown += [
+        name
+        for name, hashes in KNOWN_FUNCTIONS.items()
+        if fingerprint(module.get(name)) not in hashes
     ]
     fields = (
         tuple(field.name for field in dataclasses.fields(bucket))

@@ -17,8 +17,10 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3, IPGBuck
 from z3ext import _library
 from z3ext._log import log_rank0, show_lines
 from z3ext.deepspeed import support
-from z3ext.deepspeed.adopt import Adoptions, Declined, counters_of
-from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, REDUCE_BUCKET, REPLACED, unknown_symbols
+from z3ext.deepspeed.adopt import Adoptions, counters_of
+from z3ext.deepspeed.fingerprint import PRIVATE, REPLACED, unknown_symbols
+from z3ext.deepspeed.paths import MODES
+from z3ext.deepspeed.stage3 import StockPath
 from z3ext.deepspeed.status import Status
 
 Method = Callable[..., Any]
@@ -63,16 +65,19 @@ class PatchHandle:
 class _Installation:
     """The methods on the optimizer class, z3ext's and stock's."""
 
-    def __init__(self) -> None:
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
         self.stock: dict[str, Method] = {
             name: vars(DeepSpeedZeroOptimizer_Stage3)[name] for name in REPLACED
         }
-        self.adoptions = Adoptions(self.stock, self._refusal)
+        self.adoptions = Adoptions(self.stock, self._refusal, mode)
         self.replacements = _replacements(self.adoptions, self.stock)
         self.handle = PatchHandle(self)
 
     def _refusal(self, optimizer: Any) -> str:
-        return support.refusal(optimizer, DeepSpeedZeroOptimizer_Stage3, self.replacements)
+        return support.refusal(
+            optimizer, DeepSpeedZeroOptimizer_Stage3, self.replacements, self.mode
+        )
 
     def install(self) -> None:
         for name, method in self.replacements.items():
@@ -96,58 +101,49 @@ class _Installation:
 
 
 def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, Method]:
-    """What stands on the class: served optimizers go to their adapter, others to stock."""
+    """What stands on the class: each hands over to the path of its optimizer."""
+
+    def ready(self: Any, param: Any) -> None:
+        adoptions.of(self).ready(param)
 
     def add_grad(self: Any, param: Any) -> None:
-        adapter = adoptions.of(self)
-        if isinstance(adapter, Declined):
-            stock[ADD_GRAD](self, param)
-        else:
-            adapter.add_grad(param)
+        adoptions.of(self).add_grad(param)
 
     def reduce_bucket(self: Any, communication_data_type: torch.dtype) -> None:
-        adapter = adoptions.of(self)
-        if isinstance(adapter, Declined):
-            stock[REDUCE_BUCKET](self, communication_data_type)
-        else:
-            adapter.reduce_bucket(communication_data_type)
+        adoptions.of(self).reduce_bucket(communication_data_type)
 
+    @torch.no_grad()
     def has_overflow(self: Any, partition_gradients: bool = True) -> Any:
-        adapter = adoptions.of(self)
-        if isinstance(adapter, Declined) or not partition_gradients:
-            return stock["has_overflow"](self, partition_gradients)
-        return adapter.step.has_overflow()
+        return adoptions.of(self).has_overflow(partition_gradients)
 
+    @torch.no_grad()
     def norm_groups(self: Any) -> Any:
-        adapter = adoptions.of(self)
-        if isinstance(adapter, Declined):
-            return stock["_get_norm_groups"](self)
-        return adapter.step.norm_groups()
+        return adoptions.of(self).norm_groups()
 
+    @torch.no_grad()
     def prepare(self: Any, sub_group_id: int) -> None:
-        adapter = adoptions.of(self)
-        if isinstance(adapter, Declined):
-            stock["_prepare_fp32_grad_for_sub_group"](self, sub_group_id)
-        else:
-            adapter.step.prepare(sub_group_id)
+        adoptions.of(self).prepare(sub_group_id)
 
+    @torch.no_grad()
     def unscale(self: Any, sub_group_id: int, total_norm: Any) -> None:
-        adapter = adoptions.of(self)
-        if isinstance(adapter, Declined):
-            stock["unscale_and_clip_grads"](self, sub_group_id, total_norm)
-        else:
-            adapter.step.unscale(sub_group_id, total_norm)
+        adoptions.of(self).unscale(sub_group_id, total_norm)
+
+    @torch.no_grad()
+    def post_step(self: Any, timer_names: Any) -> None:
+        adoptions.of(self).post_step(timer_names)
 
     methods: tuple[Method, ...] = (
+        ready,
         add_grad,
         reduce_bucket,
         has_overflow,
         norm_groups,
         prepare,
         unscale,
+        post_step,
     )
     return {
-        name: torch.no_grad()(_named_like(stock[name], method))
+        name: _named_like(stock[name], method)
         for name, method in zip(REPLACED, methods, strict=True)
     }
 
@@ -175,8 +171,8 @@ _current = _Current()
 def patch(mode: str = "auto", strict: bool = False) -> PatchHandle:
     """See ``z3ext.patch_deepspeed``."""
     show_lines()
-    if mode != "auto":
-        raise ValueError(f"z3ext: mode is {mode!r}; expected 'auto', which follows the config")
+    if mode not in MODES:
+        raise ValueError(f"z3ext: mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
     if _current.installation is not None:
         return _current.installation.handle
     if os.environ.get("Z3EXT_DISABLE") == "1":
@@ -192,7 +188,7 @@ def patch(mode: str = "auto", strict: bool = False) -> PatchHandle:
         log_rank0(logging.WARNING, reason)
         return PatchHandle()
     _library.load()  # compiles here, not in the middle of the first backward
-    installation = _Installation()
+    installation = _Installation(mode)
     installation.install()
     _current.installation = installation
     log_rank0(logging.INFO, f"patched DeepSpeed {deepspeed.__version__}")
@@ -221,6 +217,6 @@ def status(engine: Any) -> Status:
     if _current.installation is None:
         return Status(False, _current.reason, "stock", *counts)
     decision = _current.installation.adoptions.of(optimizer)
-    if isinstance(decision, Declined):
+    if isinstance(decision, StockPath):
         return Status(False, decision.reason, "stock", *counts)
-    return Status(True, "", "all_reduce", *counts)
+    return Status(True, "", decision.mode, *counts)

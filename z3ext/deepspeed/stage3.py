@@ -1,37 +1,107 @@
-"""The replacement methods of the ZeRO stage 3 optimizer: thin, they hand over to the reducer.
+"""The gradient path of one ZeRO stage 3 optimizer: thin, it hands over to buckets and the step.
 
-One adapter serves one optimizer. It keeps every attribute that stock code reads (the bucket's
-params, elements and process group, averaged_gradients, param.grad) as stock keeps it, and reads
-every buffer anew, since offload_states, reload_states and checkpoint loading replace them.
+It keeps every attribute that stock code reads (a bucket's params, elements and process group,
+averaged_gradients, param.grad) as stock keeps it, and reads every buffer anew, since
+offload_states, reload_states and checkpoint loading replace them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.utils import assert_ints_same_as_other_ranks
+from torch import Tensor
 
-from z3ext.collectives import SumOverRanks
-from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, REDUCE_BUCKET
+from z3ext.deepspeed import refresh
+from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, READY, REDUCE_BUCKET
 from z3ext.deepspeed.gradient_step import GradientStep
+from z3ext.deepspeed.paths import ReductionPath
 from z3ext.deepspeed.support import partition_group
-from z3ext.reducer import BucketReducer, Counters, Scaling
 from z3ext.streams import BucketStream
 
 Method = Callable[..., Any]
 
 
-class Stage3Adapter:
-    """The gradient path of one optimizer.
+class GradientPath(Protocol):
+    """What stands behind the replaced methods of one optimizer."""
+
+    def ready(self, param: Any) -> None:
+        """``reduce_ready_partitions_and_remove_grads``: a parameter's gradient is complete."""
+        ...
+
+    def add_grad(self, param: Any) -> None:
+        """``__add_grad_to_ipg_bucket``: the bucket has room for the gradient."""
+        ...
+
+    def reduce_bucket(self, dtype: torch.dtype) -> None:
+        """``__reduce_and_partition_ipg_grads``: reduce, store this rank's slices."""
+        ...
+
+    def has_overflow(self, partition_gradients: bool) -> Any:
+        """``has_overflow``: whether a rank's partitions hold an inf or a nan."""
+        ...
+
+    def norm_groups(self) -> Any:
+        """``_get_norm_groups``: each sub-group's norm."""
+        ...
+
+    def prepare(self, sub_group: int) -> None:
+        """``_prepare_fp32_grad_for_sub_group``: the fp32 gradient's memory."""
+        ...
+
+    def unscale(self, sub_group: int, total_norm: Any) -> None:
+        """``unscale_and_clip_grads``: the fp32 gradient's values."""
+        ...
+
+    def post_step(self, timer_names: Any) -> None:
+        """``_post_step``: gather the persistent parameters, then DeepSpeed's bookkeeping."""
+        ...
+
+
+class StockPath:
+    """An optimizer that is not served: DeepSpeed's own methods, and the reason."""
+
+    def __init__(self, optimizer: Any, stock: Mapping[str, Method], reason: str) -> None:
+        self.reason = reason
+        self._optimizer = optimizer
+        self._stock = stock
+
+    def ready(self, param: Any) -> None:
+        self._stock[READY](self._optimizer, param)
+
+    def add_grad(self, param: Any) -> None:
+        self._stock[ADD_GRAD](self._optimizer, param)
+
+    def reduce_bucket(self, dtype: torch.dtype) -> None:
+        self._stock[REDUCE_BUCKET](self._optimizer, dtype)
+
+    def has_overflow(self, partition_gradients: bool) -> Any:
+        return self._stock["has_overflow"](self._optimizer, partition_gradients)
+
+    def norm_groups(self) -> Any:
+        return self._stock["_get_norm_groups"](self._optimizer)
+
+    def prepare(self, sub_group: int) -> None:
+        self._stock["_prepare_fp32_grad_for_sub_group"](self._optimizer, sub_group)
+
+    def unscale(self, sub_group: int, total_norm: Any) -> None:
+        self._stock["unscale_and_clip_grads"](self._optimizer, sub_group, total_norm)
+
+    def post_step(self, timer_names: Any) -> None:
+        self._stock["_post_step"](self._optimizer, timer_names)
+
+
+class ServedPath:
+    """An optimizer that z3ext serves.
 
     Args:
         optimizer: a ``DeepSpeedZeroOptimizer_Stage3`` that ``support.refusal`` lets pass.
         stock: DeepSpeed's own methods, by name.
-        over: the sum over ``support.partition_group(optimizer)``.
+        reduction: how buckets are reduced.
         stream: where bucket work runs.
         step: the check, norm and unscale at the step.
     """
@@ -39,72 +109,90 @@ class Stage3Adapter:
     def __init__(
         self,
         optimizer: Any,
-        stock: dict[str, Method],
-        over: SumOverRanks,
+        stock: Mapping[str, Method],
+        reduction: ReductionPath,
         stream: BucketStream,
         step: GradientStep,
-        counters: Counters,
     ) -> None:
+        self.mode = reduction.mode
         self._optimizer = optimizer
         self._stock = stock
-        self._over = over
-        self._group = partition_group(optimizer)
+        self._reduction = reduction
         self._stream = stream
-        self.step = step
-        self.counters = counters
-        self._reducers = {
-            dtype: BucketReducer(over, stream, counters) for dtype in optimizer.ipg_buckets
+        self._step = step
+        self._group = partition_group(optimizer)
+        params = list(itertools.chain.from_iterable(optimizer.fp16_groups))
+        ends = itertools.accumulate((param.partition_numel() for param in params), initial=0)
+        self._begins = dict(zip((param.ds_id for param in params), ends, strict=False))
+        self._buckets = {
+            dtype: reduction.new_bucket(dtype, self._begins) for dtype in optimizer.ipg_buckets
         }
-        self._holds_data = {
-            param.ds_id: param.partition_numel() * over.rank < param.ds_numel
-            for param in itertools.chain.from_iterable(optimizer.fp16_groups)
-        }
+        # One communication dtype, unless torch.autocast is on: no need to ask for each parameter.
+        self._only_dtype = next(iter(self._buckets)) if len(self._buckets) == 1 else None
+
+    # --- buckets ----------------------------------------------------------------------------------
+
+    def ready(self, param: Any) -> None:
+        optimizer = self._optimizer
+        if optimizer._coalesce_grad_reduction:
+            return
+        dtype = self._only_dtype or optimizer.get_param_comm_dtype(param)
+        bucket = optimizer.ipg_buckets[dtype]
+        elements = bucket.elements
+        if elements > 0 and elements + param.ds_numel > optimizer.reduce_bucket_size:
+            self.reduce_bucket(dtype)
+        # Where one parameter's gradient comes in parts, the user marks the last one.
+        if getattr(param, "ds_grad_is_ready", True):
+            self._add(param, dtype)
 
     def add_grad(self, param: Any) -> None:
-        """In place of ``__add_grad_to_ipg_bucket``: note the gradient, pack when there are enough.
+        self._add(param, self._only_dtype or self._optimizer.get_param_comm_dtype(param))
+
+    def _add(self, param: Any, dtype: torch.dtype) -> None:
+        """Note the gradient, pack when there are enough.
 
         A gradient larger than the whole bucket is left to stock, which reduces it by itself; so is
         a bucket that stock began.
         """
         optimizer = self._optimizer
-        dtype = optimizer.get_param_comm_dtype(param)
-        bucket, reducer = optimizer.ipg_buckets[dtype], self._reducers[dtype]
-        if not bucket.params:
-            reducer.clear()  # _pre_step drops what a reentrant backward left behind
+        theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
+        if not theirs.params:
+            ours.clear()  # _pre_step drops what a reentrant backward left behind
         numel = param.grad.numel()
-        fits = bucket.elements + numel <= optimizer.reduce_bucket_size
-        if not fits or reducer.count != len(bucket.params):
+        fits = self._reduction.fits(optimizer, theirs.elements, numel)
+        if not fits or len(ours.keys) != len(theirs.params):
             self._stock[ADD_GRAD](optimizer, param)
             return
-        reducer.add(param, bucket.buffer, self._scaling().divisors)
-        bucket.params.append(param)
-        bucket.process_group = self._group
-        bucket.elements += numel
+        if ours.add(param, param.ds_id):
+            with torch.no_grad():
+                ours.pack(theirs.buffer, self._reduction.scaling(optimizer).divisors)
+        theirs.params.append(param)
+        theirs.process_group = self._group
+        theirs.elements += numel
 
     def reduce_bucket(self, dtype: torch.dtype) -> None:
-        """In place of ``__reduce_and_partition_ipg_grads``: reduce, store this rank's slices."""
         optimizer = self._optimizer
-        bucket, reducer = optimizer.ipg_buckets[dtype], self._reducers[dtype]
-        params = bucket.params
+        theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
+        params = theirs.params
         if not params:
             return
-        if reducer.count != len(params):
+        if len(ours.keys) != len(params):
             self._stock[REDUCE_BUCKET](optimizer, dtype)
             return
-        _check_params(params, reducer.numels)
+        _check_params(params, ours.numels)
+        self._check_places(params)
         self._limit_events()
-        self.step.forget()
-        with self._stream.active():
+        self._step.forget()
+        with torch.no_grad(), self._stream.active():
             if optimizer.enable_sanity_checks:
                 assert_ints_same_as_other_ranks([param.ds_id for param in params])
-            reducer.reduce(
-                bucket.buffer,
-                self._scaling(),
+            ours.reduce(
+                theirs.buffer,
+                self._reduction.scaling(optimizer),
                 optimizer.grad_partitions_flat_buffer,
-                self._destinations(params),
                 accumulate=optimizer.micro_step_id != 0,
             )
-            bucket.clear_params()
+            theirs.clear_params()
             if not get_accelerator().handles_memory_backpressure():
                 event = get_accelerator().Event()
                 event.record()
@@ -117,36 +205,26 @@ class Stage3Adapter:
         what a reentrant backward left behind, which stock drops at the step as well.
         """
         dropped = 0
-        for dtype, reducer in self._reducers.items():
-            bucket = self._optimizer.ipg_buckets.get(dtype)
-            if bucket is not None and reducer.count and reducer.count == len(bucket.params):
-                dropped += reducer.count
-                bucket.clear_params()
-            reducer.clear()
+        for dtype, ours in self._buckets.items():
+            theirs = self._optimizer.ipg_buckets.get(dtype)
+            if theirs is not None and ours.keys and len(ours.keys) == len(theirs.params):
+                dropped += len(ours.keys)
+                theirs.clear_params()
+            ours.clear()
         return dropped
 
-    def _scaling(self) -> Scaling:
-        """The factors of stock's ``__avg_scatter_contiguous_grads``, in its order."""
-        optimizer, world_size = self._optimizer, self._over.world_size
-        factor = optimizer.gradient_predivide_factor
-        average = world_size / float(optimizer.sequence_parallel_size)
-        if not optimizer.postscale_gradients:
-            return Scaling((average,), ())
-        # Stock leaves the multiplication out where the factor is the world size.
-        multipliers = (factor,) if factor != world_size else ()
-        return Scaling((factor, average), multipliers)
-
-    def _destinations(self, params: list[Any]) -> list[int | None]:
-        """Where each parameter's partition begins in the flat buffer; None where it has no data."""
-        flat = self._optimizer.grad_partitions_flat_buffer
+    def _check_places(self, params: Sequence[Any]) -> None:
+        """The partitions stand one after the other in the flat buffer, as stock lays them out."""
+        flat: Tensor = self._optimizer.grad_partitions_flat_buffer
         partitions = getattr(self._optimizer, f"{PRIVATE}__param_id_to_grad_partition")
-        base, size = flat.data_ptr(), flat.element_size()
-        return [
-            (partitions[param.ds_id].data_ptr() - base) // size
-            if self._holds_data[param.ds_id]
-            else None
-            for param in params
-        ]
+        for param in (params[0], params[-1]):
+            place = flat.data_ptr() + self._begins[param.ds_id] * flat.element_size()
+            if partitions[param.ds_id].data_ptr() != place:
+                raise RuntimeError(
+                    f"z3ext: the gradient partition of parameter {param.ds_id} is not at its place "
+                    "in grad_partitions_flat_buffer; expected DeepSpeed's own layout; call "
+                    "z3ext.unpatch_deepspeed() before replacing the partitions"
+                )
 
     def _limit_events(self) -> None:
         """Stock's limit to the reductions in flight."""
@@ -156,8 +234,30 @@ class Stage3Adapter:
         if len(events) > self._optimizer.max_param_reduce_events:
             events.popleft().synchronize()
 
+    # --- the step ---------------------------------------------------------------------------------
 
-def _check_params(params: list[Any], numels: Any) -> None:
+    def has_overflow(self, partition_gradients: bool) -> Any:
+        if not partition_gradients:
+            return self._stock["has_overflow"](self._optimizer, partition_gradients)
+        return self._step.has_overflow()
+
+    def norm_groups(self) -> list[Tensor]:
+        return self._step.norm_groups()
+
+    def prepare(self, sub_group: int) -> None:
+        self._step.prepare(sub_group)
+
+    def unscale(self, sub_group: int, total_norm: Any) -> None:
+        self._step.unscale(sub_group, total_norm)
+
+    def post_step(self, timer_names: Any) -> None:
+        optimizer = self._optimizer
+        refresh.gather(optimizer.persistent_parameters, self._group)
+        # Finds nothing left to gather, or what the refresh leaves to it.
+        self._stock["_post_step"](optimizer, timer_names)
+
+
+def _check_params(params: Sequence[Any], numels: Sequence[int]) -> None:
     """Stock's own checks of a bucket, with its exceptions."""
     for param, numel in zip(params, numels, strict=True):
         if numel != param.ds_numel:

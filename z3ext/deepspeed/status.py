@@ -11,11 +11,11 @@ class Status:
 
     served: z3ext serves this engine now.
     reason: why not; empty when it is served.
-    mode: "all_reduce" when served, else "stock".
+    mode: "all_reduce" or "reduce_scatter" when served, else "stock".
     buckets: buckets reduced by z3ext since the engine was made.
     packs: launches that packed gradients into a bucket.
     collectives: collectives issued for buckets, overflow checks and norms; none at world size 1.
-    bytes_reduced: bytes of the buckets that were all-reduced, on this rank.
+    bytes_reduced: bytes of the buckets that were reduced, on this rank.
     """
 
     served: bool

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from z3ext.deepspeed.fingerprint import BYPASSED, KNOWN, PRIVATE, fingerprint, resolve
+from z3ext.deepspeed.fingerprint import (
+    BYPASSED,
+    KNOWN,
+    PRIVATE,
+    SHORT_CUTS,
+    fingerprint,
+    resolve,
+)
 from z3ext.layout import partition_numel
 
 _STORED = (torch.float16, torch.bfloat16, torch.float32)
@@ -18,15 +25,6 @@ _STORED = (torch.float16, torch.bfloat16, torch.float32)
 _Refusal = tuple[Callable[[Any], bool], str]
 
 _CONFIG_REFUSALS: tuple[_Refusal, ...] = (
-    (
-        lambda o: bool(o.reduce_scatter),
-        "reduce_scatter is true; only the all-reduce path is served "
-        '(set "reduce_scatter": false in zero_optimization)',
-    ),
-    (
-        lambda o: not o.contiguous_gradients,
-        'contiguous_gradients is false (set "contiguous_gradients": true in zero_optimization)',
-    ),
     (lambda o: bool(o.offload_optimizer), "the optimizer is offloaded (offload_optimizer)"),
     (lambda o: bool(o.swap_optimizer), "the optimizer's states are swapped to NVMe"),
     (lambda o: bool(o.zenflow), "ZenFlow is on"),
@@ -50,18 +48,22 @@ def known_version(unknown: list[str], version: str) -> str:
     )
 
 
-def refusal(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> str:
+def refusal(
+    optimizer: Any, cls: type, replacements: Mapping[str, object], mode: str = "auto"
+) -> str:
     """Why z3ext leaves one optimizer to DeepSpeed's own methods; "" when it serves it.
 
     Args:
         optimizer: an instance of ``cls`` or of a subclass.
         cls: ``DeepSpeedZeroOptimizer_Stage3``, patched.
         replacements: what is installed on ``cls``, by name.
+        mode: the mode that the user asked for.
     """
     reasons = itertools.chain(
         _overrides(optimizer, cls, replacements),
         (reason for applies, reason in _CONFIG_REFUSALS if applies(optimizer)),
         _unserved_class(optimizer),
+        _unserved_layout(optimizer, mode),
         _unserved_buffers(optimizer),
         _unserved_parameters(optimizer),
     )
@@ -71,6 +73,8 @@ def refusal(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> st
 def _overrides(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> Iterator[str]:
     """Another tool, or a subclass, put a method of its own where z3ext's or a known one belongs."""
     for name, hashes in KNOWN.items():
+        if name in SHORT_CUTS:
+            continue
         shown = name.removeprefix(PRIVATE)
         if name in vars(optimizer) and (name in replacements or name in BYPASSED):
             yield f"{shown} is overridden on the optimizer instance"
@@ -89,6 +93,20 @@ def _unserved_class(optimizer: Any) -> Iterator[str]:
         yield "MiCS is on (mics_shard_size)"
     if "SuperOffload" in name:
         yield "SuperOffload is on"
+
+
+def _unserved_layout(optimizer: Any, mode: str) -> Iterator[str]:
+    if optimizer.contiguous_gradients:
+        return
+    if mode == "all_reduce":
+        yield (
+            "mode='all_reduce' needs a bucket buffer; set \"contiguous_gradients\": true in "
+            "zero_optimization"
+        )
+    # Stock then concatenates the gradients as they are, and torch.cat promotes mixed dtypes.
+    params = itertools.chain.from_iterable(optimizer.fp16_groups)
+    if any(param.dtype != optimizer.dtype for param in params):
+        yield "contiguous_gradients is false and the parameters have several dtypes"
 
 
 def _unserved_buffers(optimizer: Any) -> Iterator[str]:

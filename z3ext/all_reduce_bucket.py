@@ -1,0 +1,142 @@
+"""A bucket in parameter-major order, reduced by one all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from z3ext import ops
+from z3ext.collectives import SumOverRanks
+from z3ext.layout import parameter_major
+from z3ext.pending import PendingGradients
+from z3ext.reducer import Counters, LocalFlag, Scaling, gradient_of
+from z3ext.streams import BucketStream
+
+
+class _Plan(NamedTuple):
+    """This rank's slices of the gradients that came in a certain order, as ``ops.unpack_`` wants.
+
+    Slices without elements are left out: stock leaves such a partition as it is.
+    """
+
+    keys: list[int]
+    all_numels: list[int]
+    src_offsets: list[int]
+    dst_offsets: list[int]
+    numels: list[int]
+    padded_numels: list[int]
+
+
+@dataclass
+class _Contents:
+    """What the bucket holds; ``offsets`` are those of the gradients that wait."""
+
+    keys: list[int] = field(default_factory=list)
+    numels: list[int] = field(default_factory=list)
+    numel: int = 0
+    pending: PendingGradients = field(default_factory=PendingGradients)
+    offsets: list[int] = field(default_factory=list)
+
+
+class AllReduceBucket:
+    """Each gradient is contiguous, in the order of arrival, which every rank must share.
+
+    Args:
+        over: the process group.
+        stream: where the bucket's work runs.
+        begins: by key, the element of the partition buffer where this rank's slice belongs.
+        counters: shared by all buckets of an engine.
+    """
+
+    def __init__(
+        self,
+        over: SumOverRanks,
+        stream: BucketStream,
+        begins: Mapping[int, int],
+        counters: Counters,
+    ) -> None:
+        self._over = over
+        self._stream = stream
+        self._begins = begins
+        self._counters = counters
+        self._plans: dict[int, _Plan] = {}  # by the key that came first
+        self._contents = _Contents()
+        self._flag = LocalFlag()
+
+    @property
+    def keys(self) -> Sequence[int]:
+        return self._contents.keys
+
+    @property
+    def numels(self) -> Sequence[int]:
+        return self._contents.numels
+
+    def clear(self) -> None:
+        self._contents = _Contents()
+
+    def add(self, param: Tensor, key: int) -> bool:
+        grad, contents = gradient_of(param), self._contents
+        self._stream.note_writer()
+        numel = grad.numel()
+        contents.keys.append(key)
+        contents.numels.append(numel)
+        contents.offsets.append(contents.numel)
+        contents.numel += numel
+        return contents.pending.add(param, grad, key)
+
+    def pack(self, buffer: Tensor | None, divisors: Sequence[float]) -> None:
+        contents = self._contents
+        if not contents.offsets:
+            return
+        memory, grads = _memory(buffer), contents.pending.grads
+        self._stream.wait_for_writers(grads)
+        with self._stream.active():
+            flag = self._flag.on(memory.device)
+            ops.pack_(grads, contents.offsets, memory, flag, divisors)
+        self._counters.packs += 1
+        contents.offsets = []
+        contents.pending.release()
+
+    def reduce(
+        self, buffer: Tensor | None, scaling: Scaling, partitions: Tensor, accumulate: bool
+    ) -> None:
+        self.pack(buffer, scaling.divisors)
+        plan = self._plan()
+        with self._stream.active():
+            bucket = _memory(buffer)[: self._contents.numel]
+            if self._over.all_reduce_(bucket):
+                self._counters.collectives += 1
+                self._counters.bytes_reduced += bucket.nbytes
+            ops.unpack_(bucket, partitions, *plan[2:], scaling.multipliers, accumulate)
+        self._counters.buckets += 1
+        self.clear()
+
+    def _plan(self) -> _Plan:
+        """The plan for what is in the bucket: that of an earlier bucket where it was the same."""
+        keys, numels = self._contents.keys, self._contents.numels
+        plan = self._plans.get(keys[0])
+        if plan is None or plan.keys != keys or plan.all_numels != numels:
+            layout = parameter_major(numels, self._over.world_size, self._over.rank)
+            kept = [i for i, numel in enumerate(layout.numels) if numel]
+            plan = _Plan(
+                keys,
+                numels,
+                [layout.src_offsets[i] for i in kept],
+                [self._begins[keys[i]] for i in kept],
+                [layout.numels[i] for i in kept],
+                [layout.padded_numels[i] for i in kept],
+            )
+            self._plans[keys[0]] = plan
+        return plan
+
+
+def _memory(buffer: Tensor | None) -> Tensor:
+    if buffer is None:
+        raise RuntimeError(
+            "z3ext: an all-reduce bucket has no memory; expected the bucket's flat buffer; "
+            "set contiguous_gradients to true"
+        )
+    return buffer
