@@ -23,7 +23,7 @@ from z3ext import ops
 from z3ext.collectives import SumOverRanks
 from z3ext.layout import partition_numel, rank_slice
 from z3ext.pending import PendingGradients
-from z3ext.reducer import Counters, LocalFlag, Scaling, gradient_of
+from z3ext.reducer import Counters, LocalFlag, Scaling
 from z3ext.streams import BucketStream
 
 _T = TypeVar("_T")
@@ -119,22 +119,15 @@ class ReduceScatterBucket:
         self._counters = counters
         self._dtype = dtype
         self._plans: dict[int, RowPlan] = {}  # by the key that came first
-        self._contents = _Contents()
         self._flag = LocalFlag()
-
-    @property
-    def keys(self) -> Sequence[int]:
-        return self._contents.keys
-
-    @property
-    def numels(self) -> Sequence[int]:
-        return self._contents.numels
+        self.clear()
 
     def clear(self) -> None:
         self._contents = _Contents()
+        self.keys, self.numels = self._contents.keys, self._contents.numels
 
-    def add(self, param: Tensor, key: int) -> bool:
-        grad, contents = gradient_of(param), self._contents
+    def add(self, param: Tensor, grad: Tensor, key: int) -> bool:
+        contents = self._contents
         self._stream.note_writer()
         contents.keys.append(key)
         contents.numels.append(grad.numel())

@@ -39,25 +39,21 @@ class GradientBucket(Protocol):
     are until it is full. It may be another one for each bucket, not for the calls of one.
     """
 
-    @property
-    def keys(self) -> Sequence[int]:
-        """What names the parameters in the bucket, in the order of arrival."""
-        ...
-
-    @property
-    def numels(self) -> Sequence[int]:
-        """Their gradients' numels, in the order of arrival."""
-        ...
+    #: What names the parameters in the bucket, and their gradients' numels, in the order of
+    #: arrival; other lists after ``clear`` and ``reduce``. Attributes, since every hook reads them.
+    keys: list[int]
+    numels: list[int]
 
     def clear(self) -> None:
         """Forget the contents, reduced or not."""
         ...
 
-    def add(self, param: Tensor, key: int) -> bool:
-        """Take ``param.grad`` into the bucket; whether it is time to ``pack``.
+    def add(self, param: Tensor, grad: Tensor, key: int) -> bool:
+        """Take a gradient into the bucket; whether it is time to ``pack``.
 
         Args:
-            param: its gradient is dense, of fp16, bf16 or fp32.
+            param: ``param.grad`` is ``grad``.
+            grad: dense, of fp16, bf16 or fp32.
             key: names the parameter, the same on every rank.
         """
         ...
@@ -86,17 +82,6 @@ class GradientBucket(Protocol):
             accumulate: add to the partitions in place of overwriting them.
         """
         ...
-
-
-def gradient_of(param: Tensor) -> Tensor:
-    """``param.grad``, which a bucket's ``add`` needs."""
-    grad = param.grad
-    if grad is None:
-        raise RuntimeError(
-            "z3ext: a parameter without gradient was added to a bucket; expected one whose "
-            "backward has run; add it from its gradient hook"
-        )
-    return grad
 
 
 class LocalFlag:

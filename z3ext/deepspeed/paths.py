@@ -24,8 +24,8 @@ class ReductionPath(Protocol):
         """A bucket for gradients communicated in ``dtype``; ``begins`` as the buckets have it."""
         ...
 
-    def fits(self, optimizer: Any, elements: int, numel: int) -> bool:
-        """Whether a gradient goes into a bucket that holds ``elements``; stock takes it if not."""
+    def bounded(self, optimizer: Any) -> bool:
+        """Whether a bucket has memory of its own, so that a larger gradient is left to stock."""
         ...
 
     def scaling(self, optimizer: Any) -> Scaling:
@@ -46,8 +46,8 @@ class AllReducePath:
     def new_bucket(self, dtype: torch.dtype, begins: Mapping[int, int]) -> GradientBucket:
         return AllReduceBucket(self._over, self._stream, begins, self._counters)
 
-    def fits(self, optimizer: Any, elements: int, numel: int) -> bool:
-        return bool(elements + numel <= optimizer.reduce_bucket_size)
+    def bounded(self, optimizer: Any) -> bool:
+        return True
 
     def scaling(self, optimizer: Any) -> Scaling:
         factor = optimizer.gradient_predivide_factor
@@ -75,10 +75,8 @@ class ReduceScatterPath:
     def new_bucket(self, dtype: torch.dtype, begins: Mapping[int, int]) -> GradientBucket:
         return ReduceScatterBucket(self._over, self._stream, begins, self._counters, dtype)
 
-    def fits(self, optimizer: Any, elements: int, numel: int) -> bool:
-        return bool(
-            not optimizer.contiguous_gradients or elements + numel <= optimizer.reduce_bucket_size
-        )
+    def bounded(self, optimizer: Any) -> bool:
+        return bool(optimizer.contiguous_gradients)
 
     def scaling(self, optimizer: Any) -> Scaling:
         factor = optimizer.gradient_predivide_factor

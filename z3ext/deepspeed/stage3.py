@@ -21,6 +21,7 @@ from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, READY, REDUCE_BUCKET
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.paths import ReductionPath
 from z3ext.deepspeed.support import partition_group
+from z3ext.reducer import GradientBucket
 from z3ext.streams import BucketStream
 
 Method = Callable[..., Any]
@@ -118,6 +119,7 @@ class ServedPath:
         self._optimizer = optimizer
         self._stock = stock
         self._reduction = reduction
+        self._bounded = reduction.bounded(optimizer)
         self._stream = stream
         self._step = step
         self._group = partition_group(optimizer)
@@ -137,38 +139,38 @@ class ServedPath:
         if optimizer._coalesce_grad_reduction:
             return
         dtype = self._only_dtype or optimizer.get_param_comm_dtype(param)
-        bucket = optimizer.ipg_buckets[dtype]
-        elements = bucket.elements
+        theirs = optimizer.ipg_buckets[dtype]
+        elements = theirs.elements
         if elements > 0 and elements + param.ds_numel > optimizer.reduce_bucket_size:
             self.reduce_bucket(dtype)
         # Where one parameter's gradient comes in parts, the user marks the last one.
         if getattr(param, "ds_grad_is_ready", True):
-            self._add(param, dtype)
+            self._add(param, theirs, self._buckets[dtype])
 
     def add_grad(self, param: Any) -> None:
-        self._add(param, self._only_dtype or self._optimizer.get_param_comm_dtype(param))
+        dtype = self._only_dtype or self._optimizer.get_param_comm_dtype(param)
+        self._add(param, self._optimizer.ipg_buckets[dtype], self._buckets[dtype])
 
-    def _add(self, param: Any, dtype: torch.dtype) -> None:
-        """Note the gradient, pack when there are enough.
+    def _add(self, param: Any, theirs: Any, ours: GradientBucket) -> None:
+        """Note the gradient, pack when there are enough; called for every parameter.
 
         A gradient larger than the whole bucket is left to stock, which reduces it by itself; so is
         a bucket that stock began.
         """
-        optimizer = self._optimizer
-        theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
-        if not theirs.params:
+        optimizer, params, grad = self._optimizer, theirs.params, param.grad
+        if not params:
             ours.clear()  # _pre_step drops what a reentrant backward left behind
-        numel = param.grad.numel()
-        fits = self._reduction.fits(optimizer, theirs.elements, numel)
-        if not fits or len(ours.keys) != len(theirs.params):
+        elements = theirs.elements + grad.numel()
+        too_large = self._bounded and elements > optimizer.reduce_bucket_size
+        if too_large or len(ours.keys) != len(params):
             self._stock[ADD_GRAD](optimizer, param)
             return
-        if ours.add(param, param.ds_id):
+        if ours.add(param, grad, param.ds_id):
             with torch.no_grad():
                 ours.pack(theirs.buffer, self._reduction.scaling(optimizer).divisors)
-        theirs.params.append(param)
+        params.append(param)
         theirs.process_group = self._group
-        theirs.elements += numel
+        theirs.elements = elements
 
     def reduce_bucket(self, dtype: torch.dtype) -> None:
         optimizer = self._optimizer
