@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ from z3ext import _build
 NAMESPACE = "z3ext"
 
 _lock = threading.RLock()
+_loading = False
 _loaded = False
+# An interrupted load goes on where it stopped: torch takes each registration once.
+_registered = False
+_faked: set[str] = set()
+_own_namespace: Any = None  # torch's, which the stand-in hides until the ops are there
 _reference_library: torch.library.Library | None = None  # lives as long as its registrations
 
 
@@ -29,46 +35,50 @@ class _LazyNamespace(types.ModuleType):
     """Stands at ``torch.ops.z3ext`` until an op is asked for."""
 
     def __getattr__(self, name: str) -> Any:
-        # Inspection (copy, doctest, hasattr(x, "__wrapped__")) must not start a compiler.
-        if name.startswith("__"):
+        # Inspection (copy, notebooks, hasattr(x, "__wrapped__")) must not start a compiler.
+        if name.startswith("_"):
             raise AttributeError(name)
         load()
-        return getattr(getattr(torch.ops, NAMESPACE), name)
+        return getattr(_own_namespace, name)
 
 
 def install_lazy_namespace() -> None:
     """Put the stand-in at ``torch.ops.z3ext``, unless the ops are loaded already."""
-    if not _loaded:
+    global _own_namespace
+    if not _loaded and _own_namespace is None:
+        _own_namespace = getattr(torch.ops, NAMESPACE)
         setattr(torch.ops, NAMESPACE, _LazyNamespace(f"torch.ops.{NAMESPACE}"))
 
 
 def load() -> None:
     """Register the ops with torch; later calls return at once.
 
-    Z3EXT_REFERENCE=1 registers the pure-torch reference in place of the native library.
+    Another thread that asks for an op meanwhile waits. Z3EXT_REFERENCE=1 registers the pure-torch
+    reference in place of the native library.
 
     Raises:
         z3ext.BuildError: the library can't be found, compiled or loaded; the text says why and what
             to do.
     """
-    global _loaded
+    global _loaded, _loading, _registered
     with _lock:
-        if _loaded:
+        # torch itself looks at the namespace, in this thread, while it registers an op there.
+        if _loaded or _loading:
             return
-        # torch's own code asks torch.ops for the namespace while ops are being registered, so the
-        # stand-in goes first; torch.ops makes its own namespace then.
-        vars(torch.ops).pop(NAMESPACE, None)
+        _loading = True
         try:
-            if os.environ.get("Z3EXT_REFERENCE") == "1":
-                _register_reference()
-            else:
-                _load_native()
+            if not _registered:
+                if os.environ.get("Z3EXT_REFERENCE") == "1":
+                    _register_reference()
+                else:
+                    _load_native()
+                _registered = True
             _register_fakes()
-        except BaseException:
-            vars(torch.ops).pop(NAMESPACE, None)
-            install_lazy_namespace()
-            raise
-        _loaded = True
+            if _own_namespace is not None:
+                setattr(torch.ops, NAMESPACE, _own_namespace)
+            _loaded = True
+        finally:
+            _loading = False
 
 
 def _load_native() -> None:
@@ -99,10 +109,14 @@ def _register_reference() -> None:
     from z3ext import reference
 
     library: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]
-    for schema in schemas(_build.source_dir() / "ops.cpp"):
-        name = schema.partition("(")[0]
-        library.define(schema)
-        library.impl(name, getattr(reference, name), "CompositeExplicitAutograd")
+    try:
+        for schema in schemas(_build.source_dir() / "ops.cpp"):
+            name = schema.partition("(")[0]
+            library.define(schema)
+            library.impl(name, getattr(reference, name), "CompositeExplicitAutograd")
+    except BaseException:
+        library._destroy()  # what is registered stays so, unless it is taken back here
+        raise
     _reference_library = library
 
 
@@ -122,12 +136,21 @@ def _returns_nothing(*args: object) -> None:
     """The in-place ops only write to their arguments."""
 
 
+_FAKES: dict[str, Callable[..., object]] = {
+    "flat_overflow": _flat_overflow,
+    "segment_check": _segment_check,
+    "flat_overflow_": _returns_nothing,
+    "pack_": _returns_nothing,
+    "pack_rows_": _returns_nothing,
+    "unpack_": _returns_nothing,
+    "unscale_": _returns_nothing,
+    "all_reduce_": _returns_nothing,
+    "reduce_scatter_": _returns_nothing,
+}
+
+
 def _register_fakes() -> None:
-    torch.library.register_fake("z3ext::flat_overflow", _flat_overflow)
-    torch.library.register_fake("z3ext::segment_check", _segment_check)
-    in_place = (
-        *("flat_overflow_", "pack_", "pack_rows_", "unpack_", "unscale_"),
-        *("all_reduce_", "reduce_scatter_"),
-    )
-    for name in in_place:
-        torch.library.register_fake(f"z3ext::{name}", _returns_nothing)
+    for name, fake in _FAKES.items():
+        if name not in _faked:
+            torch.library.register_fake(f"z3ext::{name}", fake)
+            _faked.add(name)

@@ -44,7 +44,7 @@ class OrderedNorms:
         flag, sumsq = ops.segment_check(buf, bounds, self._lanes)
         # math.sqrt rounds correctly, as the scalar root inside torch's norm does; torch's
         # vectorised sqrt of a float64 tensor does not on every build.
-        return flag, torch.tensor(_roots(sumsq), dtype=torch.float64)
+        return flag, torch.tensor(_roots(sumsq), dtype=torch.float64, device="cpu")
 
 
 class TreeNorms:
@@ -82,11 +82,12 @@ def _roots(sumsq: Tensor) -> list[float]:
 @functools.cache
 def _measured_lanes() -> int | None:
     """The lane count whose sums give the bits of torch's norm, None if there is no such count."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device="cpu").manual_seed(0)
     # Lengths around vectors and blocks; values of very different sizes, so that the order shows.
+    like = torch.empty(0, dtype=torch.float32, device="cpu")  # whatever torch's defaults are
     samples = [
-        torch.randn(numel, generator=generator)
-        * 10.0 ** torch.empty(numel).uniform_(-6, 6, generator=generator)
+        like.new_empty(numel).normal_(generator=generator)
+        * 10.0 ** like.new_empty(numel).uniform_(-6, 6, generator=generator)
         for numel in (1, 2, 3, 5, 7, 9, 31, 64, 255, 1000, 4099, 40_003, 140_001)
     ]
     expected = [float(sample.to(torch.float64).norm(2)) for sample in samples]
@@ -96,6 +97,7 @@ def _measured_lanes() -> int | None:
 def _norms_with(lanes: int, samples: Sequence[Tensor]) -> list[float]:
     norms = []
     for sample in samples:
-        _, sumsq = ops.segment_check(sample, torch.tensor([0, sample.numel()]), lanes)
+        bounds = torch.tensor([0, sample.numel()], dtype=torch.int64, device="cpu")
+        _, sumsq = ops.segment_check(sample, bounds, lanes)
         norms.extend(_roots(sumsq))
     return norms

@@ -24,7 +24,7 @@ class PendingGradients:
         self.grads.append(grad)
         self.keys.append(key)
         self._params.append(param)
-        size = grad.nbytes
+        size = grad.numel() * grad.element_size()  # nbytes refuses a sparse gradient; pack says why
         self._bytes += size
         return size >= LARGE_BYTES or self._bytes >= PENDING_BYTES
 

@@ -125,10 +125,11 @@ class Case:
     """One training that stock and z3ext have to agree on bit for bit.
 
     served: whether z3ext is expected to serve it (False: declined with a reason, None: either).
-    full_worlds: the world sizes that run it; core_worlds: those that run it too if it is core. patched_by_drive: the drive switches the patch
-    itself (`run.patcher`). min_world: the smallest world that makes sense. skips: the steps that
-    the stock run has to skip, so that an overflow case cannot pass without an overflow. plant:
-    spoils the patched run, so that the harness has to find a difference (its own test).
+    full_worlds: the world sizes that run it; core_worlds: those that run it too if it is core.
+    patched_by_drive: the drive switches the patch itself (`run.patcher`). min_world: the smallest
+    world that makes sense. skips: the steps that the stock run has to skip, so that an overflow
+    case cannot pass without an overflow. plant: spoils the patched run, so that the harness has to
+    find a difference (its own test).
     """
 
     name: str

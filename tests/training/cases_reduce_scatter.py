@@ -14,6 +14,12 @@ from .cases_overflow import CASES as OVERFLOW_CASES
 _FULL_WORLDS = (2, 3)
 _CORE_WORLDS = (1, 4, 8)
 
+#: M7: sequence_parallel_size scales on the all-reduce path only, so that nothing overflows here.
+_NO_OVERFLOW = ("fp16_overflow_by_sum", "fp16_overflow_by_cast")
+
+#: safe_set_full_grad fails in DeepSpeed where a partition is padded, as it is with 8 ranks.
+_EVEN_SIZES = ("write_gradients",)
+
 #: contiguous_gradients false: parameters of several dtypes are declined.
 _DECLINED_NOT_CONTIGUOUS = ("lora_on_frozen_bf16",)
 
@@ -31,8 +37,9 @@ def _reduce_scatter() -> Iterator[Case]:
             case,
             name=f"{case.name}__reduce_scatter",
             config=merged(case.config, zero(reduce_scatter=True)),
+            skips=0 if case.name in _NO_OVERFLOW else case.skips,
             full_worlds=_FULL_WORLDS,
-            core_worlds=_CORE_WORLDS,
+            core_worlds=(1, 4) if case.name in _EVEN_SIZES else _CORE_WORLDS,
         )
 
 
@@ -47,6 +54,7 @@ def _not_contiguous() -> Iterator[Case]:
             name=f"{case.name}__not_contiguous",
             config=merged(case.config, zero(reduce_scatter=scattered, contiguous_gradients=False)),
             served=False if case.name in _DECLINED_NOT_CONTIGUOUS else case.served,
+            skips=0 if case.name in _NO_OVERFLOW else case.skips,
             full_worlds=_FULL_WORLDS,
             core_worlds=(),
         )

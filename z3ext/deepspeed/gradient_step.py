@@ -50,7 +50,7 @@ class GradientStep:
         groups: list[list[Any]] = optimizer.fp16_groups
         numels = [param.partition_numel() for param in itertools.chain.from_iterable(groups)]
         self._bounds = list(itertools.accumulate(numels, initial=0))
-        self._bounds_tensor = torch.tensor(self._bounds, dtype=torch.int64)
+        self._bounds_tensor = torch.tensor(self._bounds, dtype=torch.int64, device="cpu")
         #: For each sub-group, the first and the end of its parameters in fp16_groups' order.
         counts = itertools.accumulate(map(len, groups), initial=0)
         self._spans = list(itertools.pairwise(counts))
