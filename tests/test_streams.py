@@ -130,13 +130,15 @@ def test_order_on_a_gpu(device: torch.device) -> None:
     """Two streams write late; what runs on the reduction stream sees both values."""
     if device.type == "cpu":
         pytest.skip("streams are CUDA's")
-    side, own = torch.cuda.Stream(device), torch.cuda.Stream(device)
+    new_stream: Any = torch.cuda.Stream
+    side, own = new_stream(device), new_stream(device)
     order = ReductionStream(own)
+    sleep: Any = torch.cuda._sleep
     written = [torch.zeros(1 << 20, device=device) for _ in range(2)]
     torch.cuda.synchronize(device)
     for value, stream in zip(written, (torch.cuda.current_stream(device), side), strict=True):
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(50_000_000)
+            sleep(50_000_000)
             value.fill_(3.0)
             order.note_writer()
     order.wait_for_writers(written)

@@ -50,6 +50,20 @@ def check_native_sum(over: SumOverRanks, generator: torch.Generator) -> None:
             oracle.assert_bits(values, expected)
 
 
+def check_reduce_scatter(over: SumOverRanks, generator: torch.Generator) -> None:
+    """This rank's row in place, as torch.distributed has it in memory apart."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for numel in (1, 2, 3, 5, 7, 64, 1001, 23_001):
+            shape = (over.world_size * numel,)
+            exponents = torch.empty(shape).uniform_(-3, 2, generator=generator)
+            rows = (torch.randn(shape, generator=generator) * 10.0**exponents).to(dtype)
+            expected = torch.full((numel,), torch.nan, dtype=dtype)
+            dist.reduce_scatter_tensor(expected, rows.clone())
+            row = rows[over.rank * numel :][:numel]
+            assert over.reduce_scatter_(rows, row) is True
+            oracle.assert_bits(row, expected)
+
+
 def check_subgroups(rank: int, world_size: int, generator: torch.Generator) -> None:
     """Rank and world size are those within the group; only its members add up."""
     members = list(range(1, world_size))
@@ -63,6 +77,12 @@ def check_subgroups(rank: int, world_size: int, generator: torch.Generator) -> N
     dist.all_reduce(expected, group=group)
     assert over.all_reduce_(buf) is True
     oracle.assert_bits(buf, expected)
+    rows = torch.randn(len(members) * 37, generator=generator)
+    expected = torch.empty(37)
+    dist.reduce_scatter_tensor(expected, rows.clone(), group=group)
+    row = rows[over.rank * 37 :][:37]
+    assert over.reduce_scatter_(rows, row) is True
+    oracle.assert_bits(row, expected)
 
 
 def rank_main(rank: int, world_size: int, seed: int, store: str) -> None:
@@ -74,6 +94,7 @@ def rank_main(rank: int, world_size: int, seed: int, store: str) -> None:
     generator = torch.Generator().manual_seed(seed + rank)
     check_scalars(over, generator)
     check_native_sum(over, generator)
+    check_reduce_scatter(over, generator)
     check_subgroups(rank, world_size, generator)
     dist.barrier()
     dist.destroy_process_group()
@@ -112,6 +133,9 @@ class Recorder:
         buf += 1.0
         return self.issues
 
+    def reduce_scatter_(self, rows: Tensor, row: Tensor) -> bool:
+        raise AssertionError("scalars are summed by an all-reduce")
+
 
 @pytest.mark.parametrize("count", [1, 2, 9])
 @pytest.mark.parametrize("world_size", [2, 3, 8])
@@ -142,6 +166,7 @@ def test_one_rank() -> None:
     buf = torch.tensor([1.0, -0.0, torch.inf])
     before = buf.clone()
     assert over.all_reduce_(buf) is False
+    assert over.reduce_scatter_(buf, buf[:]) is False
     oracle.assert_bits(buf, before)
     sums, issued = sum_scalars(buf, over)
     assert issued is False
@@ -155,4 +180,5 @@ def test_native_sum_of_a_group_of_one(own_group: str) -> None:
     assert (over.rank, over.world_size) == (0, 1)
     buf = torch.tensor([1.0, -2.0])
     assert over.all_reduce_(buf) is True
+    assert over.reduce_scatter_(buf, buf[:]) is True
     assert buf.tolist() == [1.0, -2.0]

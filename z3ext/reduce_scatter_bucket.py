@@ -265,7 +265,8 @@ class ReduceScatterBucket:
         numel = plan.row_numel * self._over.world_size
         if buffer is not None and numel <= buffer.numel():
             return buffer[:numel]
-        return torch.empty(numel, dtype=self._dtype, device=device)
+        with self._stream.active():  # freed after the sum: it must be that stream's memory
+            return torch.empty(numel, dtype=self._dtype, device=device)
 
 
 def _not_none(value: _T | None) -> _T:

@@ -10,6 +10,8 @@ from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
 from .checks_fingerprint import CHECKS as FINGERPRINT_CHECKS
+from .checks_modes import CHECKS as MODES_CHECKS
+from .checks_refresh import CHECKS as REFRESH_CHECKS
 from .checks_undo import CHECKS as UNDO_CHECKS
 
 
@@ -24,6 +26,8 @@ def _collect() -> dict[str, Case | Check]:
         REDUCE_SCATTER_CASES,
         UNDO_CHECKS,
         FINGERPRINT_CHECKS,
+        MODES_CHECKS,
+        REFRESH_CHECKS,
     )
     for group in groups:
         for entry in group:
