@@ -313,3 +313,32 @@ def test_plan_rows() -> None:
     assert [plan.src_offsets for plan in found] == [[0, 2, 3], [0, 3], [0, 3]]
     assert [plan.dst_offsets for plan in found] == [[400, 300, 100], [400, 100], [400, 100]]
     assert [plan.slices for plan in found] == [[2, 1, 3], [2, 3], [2, 2]]
+
+
+@pytest.mark.parametrize("planned", [False, True], ids=["sequence", "rows"])
+def test_a_pack_that_failed_can_be_tried_again(
+    monkeypatch: pytest.MonkeyPatch, planned: bool
+) -> None:
+    """Out of memory in the op: nothing was written, so the same gradients are packed later."""
+    begins, buffer = {0: 0, 1: 3}, torch.full((7,), -1.0)
+    bucket = ReduceScatterBucket(OneRank(), HostOrder(), begins, Counters(), torch.float32)
+    for turn in range(1 + planned):
+        last = turn == planned
+        partitions = torch.full((7,), -1.0)
+        for key, numel in ((0, 3), (1, 4)):
+            param = torch.zeros(numel, requires_grad=True)
+            param.grad = torch.full((numel,), key + 1.0)
+            bucket.add(param, param.grad, key)
+            if last and key == 0:
+                for name in ("pack_", "pack_rows_"):
+                    monkeypatch.setattr(f"z3ext.ops.{name}", _out_of_memory)
+                with pytest.raises(torch.OutOfMemoryError):
+                    bucket.pack(buffer, ())
+                monkeypatch.undo()
+                bucket.pack(buffer, ())
+        bucket.reduce(buffer, Scaling((), ()), partitions, False)
+        assert partitions.tolist() == [1.0] * 3 + [2.0] * 4
+
+
+def _out_of_memory(*args: object) -> None:
+    raise torch.OutOfMemoryError("planted")

@@ -12,6 +12,7 @@ of buckets) the rows are laid out anew.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -231,21 +232,21 @@ class ReduceScatterBucket:
         divisors: Sequence[float],
     ) -> None:
         contents = self._contents
-        offsets = []
-        for key, grad in zip(keys, grads, strict=True):
-            offsets.append(contents.sequence_numel)
-            contents.sequence[key] = contents.sequence_numel
-            contents.sequence_numel += grad.numel()
+        numels = (grad.numel() for grad in grads)
+        *offsets, end = itertools.accumulate(numels, initial=contents.sequence_numel)
         self._stream.wait_for_writers(grads)
         with self._stream.active():
             ops.pack_(grads, offsets, buffer, self._flag.on(buffer.device), divisors)
+        # Only now: a pack that was refused or found no memory can be tried again.
+        contents.sequence.update(zip(keys, offsets, strict=True))
+        contents.sequence_numel = end
 
     def _leave_plan(self, buffer: Tensor) -> None:
         """What stands in the rows of a plan that does not hold is put one after the other."""
         contents = self._contents
         plan, rows = _not_none(contents.plan), contents.rows
-        contents.plan = contents.rows = None
         if rows is None:
+            contents.plan = None
             return
         world_size = self._over.world_size
         packed = len(contents.keys) - len(contents.pending.keys)
@@ -259,6 +260,7 @@ class ReduceScatterBucket:
                 piece = table[:, begin : begin + chunk].clone(memory_format=torch.contiguous_format)
                 pieces.append(piece.view(-1)[:numel])
         self._pack_sequence(keys, pieces, buffer, ())
+        contents.plan = contents.rows = None
 
     def _room(self, plan: RowPlan, buffer: Tensor | None, device: torch.device) -> Tensor:
         """Memory for the rows: the bucket's own, unless padding makes them too long for it."""

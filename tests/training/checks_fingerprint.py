@@ -51,7 +51,7 @@ def _foreign_method(target: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _messages() -> Iterator[list[logging.LogRecord]]:
+def messages() -> Iterator[list[logging.LogRecord]]:
     """The records that reach the "z3ext" logger."""
     seen: list[logging.LogRecord] = []
 
@@ -117,7 +117,7 @@ def _declined(target: str) -> Callable[[int], list[str]]:
         stock = _training()
         with _foreign_method(target) as foreign:
             before = dict(vars(_optimizer_class()))
-            with _messages() as seen:
+            with messages() as seen:
                 handle = z3ext.patch_deepspeed()
             try:
                 bound = changed(before, dict(vars(_optimizer_class())))
@@ -235,7 +235,7 @@ def _disabled(world: int) -> list[str]:
     old = os.environ.get("Z3EXT_DISABLE")
     os.environ["Z3EXT_DISABLE"] = "1"
     try:
-        with _messages() as seen:
+        with messages() as seen:
             handle = z3ext.patch_deepspeed()
         bound = changed(before, dict(vars(_optimizer_class())))
         problems = [f"{n} was replaced" for n in bound]

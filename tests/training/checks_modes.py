@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from .case import BF16, FP16, Check, adamw, gas, merged, zero
+from .checks_fingerprint import messages
 from .compare import differences
 from .models import Mlp, Toy
 from .modes_run import Seen, not_close, seeded, train
@@ -122,6 +123,19 @@ _FORTIES = [(40,)] * 6
 _PER_BACKWARD = 3
 
 
+def _mode_asked_for_again(world: int) -> list[str]:
+    """A second call with another mode changes nothing, and says so."""
+    import z3ext
+
+    with z3ext.patch_deepspeed(mode="reduce_scatter") as handle:
+        with messages() as seen:
+            again = z3ext.patch_deepspeed(mode="all_reduce")
+            same = z3ext.patch_deepspeed(mode="reduce_scatter")
+        problems = [] if again is handle and same is handle else ["another handle"]
+    found = [record.getMessage() for record in seen if "mode='all_reduce'" in record.getMessage()]
+    return problems + ([] if len(found) == 1 == len(seen) else [f"log lines: {seen}"])
+
+
 def _count_problems(seen: Seen, world: int, micros: int, bucket_bytes: int) -> list[str]:
     """After step n: its buckets, one collective for each of them, and one for the step."""
     problems: list[str] = []
@@ -174,6 +188,7 @@ CHECKS: list[Check] = [
     _check("of_the_config", _mode_of_the_config, 2),
     _check("without_contiguous_gradients", _mode_without_contiguous_gradients, 1, 2),
     _check("unknown", _mode_unknown, 1),
+    _check("asked_for_again", _mode_asked_for_again, 1),
     _check("collectives_fp32", partial(_collectives, {}), 1, 2, 3),
     _check("collectives_fp16", partial(_collectives, FP16), 2),
     _check("collectives_bf16", partial(_collectives, BF16), 3),

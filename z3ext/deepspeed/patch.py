@@ -174,6 +174,13 @@ def patch(mode: str = "auto", strict: bool = False) -> PatchHandle:
     if mode not in MODES:
         raise ValueError(f"z3ext: mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
     if _current.installation is not None:
+        installed = _current.installation.mode
+        if mode != installed:
+            log_rank0(
+                logging.WARNING,
+                f"already patched with mode={installed!r}: mode={mode!r} is not taken; "
+                "call z3ext.unpatch_deepspeed() first",
+            )
         return _current.installation.handle
     if os.environ.get("Z3EXT_DISABLE") == "1":
         _current.reason = "Z3EXT_DISABLE=1 is set"

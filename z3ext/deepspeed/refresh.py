@@ -48,7 +48,7 @@ def _gather_together(params: Sequence[Any], group: Any) -> None:
     world_size = ds_comm.get_world_size(group=group)
     rows = own.new_empty(world_size * own.numel())
     ds_comm.allgather_fn(rows, own, group=group)
-    table = rows.view(world_size, -1)
+    table = rows.view(world_size, own.numel())
     begin = 0
     for param in params:
         numel = param.ds_tensor.ds_numel
