@@ -73,8 +73,9 @@ def unpatch_deepspeed() -> None:
 
 def is_patched() -> bool:
     """Whether z3ext's methods are installed on DeepSpeed in this process."""
-    patch_module: Any = sys.modules.get("z3ext.deepspeed.patch")
-    return patch_module is not None and bool(patch_module.is_patched())
+    # None as well while another thread is importing the module.
+    asked: Any = getattr(sys.modules.get("z3ext.deepspeed.patch"), "is_patched", None)
+    return asked is not None and bool(asked())
 
 
 def status(engine: Any) -> Status:

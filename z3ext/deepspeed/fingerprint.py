@@ -103,6 +103,8 @@ def _normalised(node: object) -> object:
             and value is not None
             and value != []
         }
+        if isinstance(node, ast.JoinedStr):  # Python 3.12 ends some format specifications with ""
+            fields["values"] = [value for value in node.values if not _is_empty(value)]
         body = fields.get("body")
         if isinstance(body, list) and _is_docstring(body[0]):
             fields["body"] = body[1:]
@@ -110,6 +112,10 @@ def _normalised(node: object) -> object:
     if isinstance(node, list):
         return [_normalised(item) for item in node]
     return repr(node)
+
+
+def _is_empty(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value == ""
 
 
 def _is_docstring(statement: ast.AST) -> bool:
