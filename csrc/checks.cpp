@@ -139,6 +139,12 @@ void check_unscale(
       scale.numel(),
       " elements; expected 1; pass one factor for the whole partition");
   check_same_device(op, "scale", scale, "partition", partition);
+  check_writable(op, "out", out);
+  TORCH_CHECK(
+      !shares_memory(scale, out),
+      "z3ext::unscale_: scale shares memory with out; expected separate "
+      "memory; "
+      "pass a clone of scale");
   const bool same = partition.scalar_type() == at::kFloat &&
                     partition.const_data_ptr() == out.const_data_ptr();
   TORCH_CHECK(

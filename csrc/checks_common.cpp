@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -100,6 +101,21 @@ void check_same_device(
       "; move both to one device");
 }
 
+void check_writable(
+    const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK(
+      !(tensor.requires_grad() && c10::GradMode::is_enabled()),
+      "z3ext::",
+      op,
+      ": ",
+      name,
+      " requires grad, and the op writes to it; expected a tensor that "
+      "autograd "
+      "does not follow; pass ",
+      name,
+      ".detach(), or call the op under torch.no_grad()");
+}
+
 void check_flag(
     const char* op,
     const at::Tensor& flag,
@@ -121,6 +137,15 @@ void check_flag(
       flag.numel(),
       " elements; expected 1; make it with torch.zeros((), dtype=torch.bool)");
   check_same_device(op, "flag", flag, other_name, other);
+  check_writable(op, "flag", flag);
+  TORCH_CHECK(
+      !shares_memory(flag, other),
+      "z3ext::",
+      op,
+      ": flag shares memory with ",
+      other_name,
+      "; expected separate memory; make it with torch.zeros((), "
+      "dtype=torch.bool)");
 }
 
 void check_factors(

@@ -1,4 +1,4 @@
-// What the checks of several ops share. Included by checks*.cpp alone.
+// What the checks of several ops share. Included by checks*.cpp and comm.cpp.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +27,10 @@ void check_same_device(
     const char* other_name,
     const at::Tensor& other);
 
+// A tensor that the op writes to: autograd must not need its values.
+void check_writable(const char* op, const char* name, const at::Tensor& tensor);
+
+// `flag` is written: it stands apart from `other`, on the same device.
 void check_flag(
     const char* op,
     const at::Tensor& flag,

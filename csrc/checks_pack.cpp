@@ -71,6 +71,7 @@ void check_pack(
   constexpr const char* op = "pack_";
   check_list_size(op, "offsets", offsets.size(), "grads", grads.size());
   check_flat_storage(op, "bucket", bucket);
+  check_writable(op, "bucket", bucket);
   check_flag(op, flag, "bucket", bucket);
   check_factors(op, "divisors", divisors, /*is_divisor=*/true);
   std::vector<int64_t> ends(grads.size());
@@ -131,6 +132,7 @@ void check_pack_rows(
   check_list_size(
       op, "chunk_offsets", chunk_offsets.size(), "grads", grads.size());
   check_flat_storage(op, "bucket", bucket);
+  check_writable(op, "bucket", bucket);
   check_flag(op, flag, "bucket", bucket);
   check_factors(op, "divisors", divisors, /*is_divisor=*/true);
   TORCH_CHECK(

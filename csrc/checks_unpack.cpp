@@ -24,6 +24,7 @@ void check_unpack(
   check_flat_storage(op, "bucket", bucket);
   check_flat_storage(op, "partitions", partitions);
   check_same_device(op, "partitions", partitions, "bucket", bucket);
+  check_writable(op, "partitions", partitions);
   check_factors(op, "multipliers", multipliers, /*is_divisor=*/false);
   TORCH_CHECK(
       !shares_memory(bucket, partitions),

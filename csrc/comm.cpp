@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "checks.h"
+#include "checks_common.h"
 
 namespace z3ext {
 namespace {
@@ -58,6 +59,7 @@ void check_communicated(
 
 void all_reduce_(at::Tensor buf, std::string group_name) {
   check_communicated("all_reduce_", "buf", buf);
+  check_writable("all_reduce_", "buf", buf);
   const auto group = find_group("all_reduce_", group_name);
   std::vector<at::Tensor> tensors{buf};
   group->allreduce(tensors)->wait();
@@ -67,6 +69,7 @@ void reduce_scatter_(
     const at::Tensor& input, at::Tensor output, std::string group_name) {
   check_communicated("reduce_scatter_", "input", input);
   check_communicated("reduce_scatter_", "output", output);
+  check_writable("reduce_scatter_", "output", output);
   const auto group = find_group("reduce_scatter_", group_name);
   TORCH_CHECK(
       input.numel() == output.numel() * group->getSize(),

@@ -10,14 +10,13 @@ import os
 import re
 import threading
 import types
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from z3ext import _build
+from z3ext._fakes import FAKES
 
 NAMESPACE = "z3ext"
 
@@ -120,37 +119,11 @@ def _register_reference() -> None:
     _reference_library = library
 
 
-# --- fakes: what the ops return, for torch.compile and FakeTensor --------------------------------
-
-
-def _flat_overflow(buf: Tensor) -> Tensor:
-    return buf.new_empty((), dtype=torch.bool)
-
-
-def _segment_check(buf: Tensor, offsets: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
-    sumsq = buf.new_empty((offsets.numel() - 1,), dtype=torch.float64)
-    return buf.new_empty((), dtype=torch.bool), sumsq
-
-
-def _returns_nothing(*args: object) -> None:
-    """The in-place ops only write to their arguments."""
-
-
-_FAKES: dict[str, Callable[..., object]] = {
-    "flat_overflow": _flat_overflow,
-    "segment_check": _segment_check,
-    "flat_overflow_": _returns_nothing,
-    "pack_": _returns_nothing,
-    "pack_rows_": _returns_nothing,
-    "unpack_": _returns_nothing,
-    "unscale_": _returns_nothing,
-    "all_reduce_": _returns_nothing,
-    "reduce_scatter_": _returns_nothing,
-}
+# --- fakes ---------------------------------------------------------------------------------------
 
 
 def _register_fakes() -> None:
-    for name, fake in _FAKES.items():
+    for name, fake in FAKES.items():
         if name not in _faked:
             torch.library.register_fake(f"z3ext::{name}", fake)
             _faked.add(name)

@@ -75,6 +75,15 @@ def _check_same_device(op: str, name: str, tensor: Tensor, other_name: str, othe
         )
 
 
+def check_writable(op: str, name: str, tensor: Tensor) -> None:
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise error(
+            op,
+            f"{name} requires grad, and the op writes to it; expected a tensor that autograd does "
+            f"not follow; pass {name}.detach(), or call the op under torch.no_grad()",
+        )
+
+
 def check_flag(op: str, flag: Tensor, other_name: str, other: Tensor) -> None:
     check_dense(op, "flag", flag)
     remedy = "make it with torch.zeros((), dtype=torch.bool)"
@@ -83,6 +92,12 @@ def check_flag(op: str, flag: Tensor, other_name: str, other: Tensor) -> None:
     if flag.numel() != 1:
         raise error(op, f"flag has {flag.numel()} elements; expected 1; {remedy}")
     _check_same_device(op, "flag", flag, other_name, other)
+    check_writable(op, "flag", flag)
+    if shares_memory(flag, other):
+        raise error(
+            op,
+            f"flag shares memory with {other_name}; expected separate memory; {remedy}",
+        )
 
 
 def check_factors(op: str, name: str, factors: Sequence[float], *, is_divisor: bool) -> None:
@@ -152,6 +167,7 @@ def check_unpack(
     check_flat_storage(op, "bucket", bucket)
     check_flat_storage(op, "partitions", partitions)
     _check_same_device(op, "partitions", partitions, "bucket", bucket)
+    check_writable(op, "partitions", partitions)
     check_factors(op, "multipliers", multipliers, is_divisor=False)
     if shares_memory(bucket, partitions):
         raise error(
@@ -257,6 +273,12 @@ def check_unscale(partition: Tensor, scale: Tensor, out: Tensor) -> None:
             "pass one factor for the whole partition",
         )
     _check_same_device(op, "scale", scale, "partition", partition)
+    check_writable(op, "out", out)
+    if shares_memory(scale, out):
+        raise error(
+            op,
+            "scale shares memory with out; expected separate memory; pass a clone of scale",
+        )
     same = partition.dtype == torch.float32 and partition.data_ptr() == out.data_ptr()
     if not same and shares_memory(partition, out):
         raise error(

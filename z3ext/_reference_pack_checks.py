@@ -14,6 +14,7 @@ from z3ext._reference_checks import (
     check_flag,
     check_flat_storage,
     check_same_length,
+    check_writable,
     dtype_name,
     error,
     shares_memory,
@@ -63,6 +64,7 @@ def check_pack(
     op = "pack_"
     check_same_length(op, "grads", grads, "offsets", offsets)
     check_flat_storage(op, "bucket", bucket)
+    check_writable(op, "bucket", bucket)
     check_flag(op, flag, "bucket", bucket)
     check_factors(op, "divisors", divisors, is_divisor=True)
     for i, (grad, offset) in enumerate(zip(grads, offsets, strict=True)):
@@ -103,6 +105,7 @@ def check_pack_rows(
     op = "pack_rows_"
     check_same_length(op, "grads", grads, "chunk_offsets", chunk_offsets)
     check_flat_storage(op, "bucket", bucket)
+    check_writable(op, "bucket", bucket)
     check_flag(op, flag, "bucket", bucket)
     check_factors(op, "divisors", divisors, is_divisor=True)
     if not 1 <= world_size <= _MOST_RANKS:

@@ -22,6 +22,7 @@ from z3ext._reference_checks import (
     check_segments,
     check_unpack,
     check_unscale,
+    check_writable,
     dtype_name,
     error,
 )
@@ -41,15 +42,14 @@ def flat_overflow(buf: Tensor) -> Tensor:
     return _any_nonfinite(buf)
 
 
-@torch.no_grad()
 def flat_overflow_(flag: Tensor, buf: Tensor) -> None:
     """``flag |= flat_overflow(buf)``; ``flag`` is bool with one element on buf's device."""
     check_readable("flat_overflow_", buf)
     check_flag("flat_overflow_", flag, "buf", buf)
-    flag.logical_or_(_any_nonfinite(buf))
+    with torch.no_grad():
+        flag.logical_or_(_any_nonfinite(buf))
 
 
-@torch.no_grad()
 def pack_(
     grads: Sequence[Tensor],
     offsets: Sequence[int],
@@ -63,16 +63,16 @@ def pack_(
     their strides; each division rounds to the bucket's dtype.
     """
     check_pack(grads, offsets, bucket, flag, divisors)
-    for grad, offset in zip(grads, offsets, strict=True):
-        place = bucket[offset : offset + grad.numel()]
-        place.view(grad.shape).copy_(grad)
-        for divisor in divisors:
-            if divisor != 1.0:
-                place.div_(divisor)
-        flag.logical_or_(_any_nonfinite(place))
+    with torch.no_grad():
+        for grad, offset in zip(grads, offsets, strict=True):
+            place = bucket[offset : offset + grad.numel()]
+            place.view(grad.shape).copy_(grad)
+            for divisor in divisors:
+                if divisor != 1.0:
+                    place.div_(divisor)
+            flag.logical_or_(_any_nonfinite(place))
 
 
-@torch.no_grad()
 def pack_rows_(
     grads: Sequence[Tensor],
     chunk_offsets: Sequence[int],
@@ -89,20 +89,20 @@ def pack_rows_(
     zeroed.
     """
     check_pack_rows(grads, chunk_offsets, row_numel, world_size, bucket, flag, divisors)
-    rows = bucket[: world_size * row_numel].view(world_size, row_numel)
-    for grad, offset in zip(grads, chunk_offsets, strict=True):
-        chunk = -(-grad.numel() // world_size)
-        padded = bucket.new_zeros(world_size * chunk)
-        values = padded[: grad.numel()]
-        values.view(grad.shape).copy_(grad)
-        for divisor in divisors:
-            if divisor != 1.0:
-                values.div_(divisor)
-        flag.logical_or_(_any_nonfinite(values))
-        rows[:, offset : offset + chunk].copy_(padded.view(world_size, chunk))
+    with torch.no_grad():
+        rows = bucket[: world_size * row_numel].view(world_size, row_numel)
+        for grad, offset in zip(grads, chunk_offsets, strict=True):
+            chunk = -(-grad.numel() // world_size)
+            padded = bucket.new_zeros(world_size * chunk)
+            values = padded[: grad.numel()]
+            values.view(grad.shape).copy_(grad)
+            for divisor in divisors:
+                if divisor != 1.0:
+                    values.div_(divisor)
+            flag.logical_or_(_any_nonfinite(values))
+            rows[:, offset : offset + chunk].copy_(padded.view(world_size, chunk))
 
 
-@torch.no_grad()
 def unpack_(
     bucket: Tensor,
     partitions: Tensor,
@@ -120,17 +120,18 @@ def unpack_(
     """
     slices = (src_offsets, dst_offsets, numels, padded_numels)
     check_unpack(bucket, partitions, *slices, multipliers)
-    for src, dst, numel, padded_numel in zip(*slices, strict=True):
-        value = bucket[src : src + numel]
-        for multiplier in multipliers:
-            if multiplier != 1.0:
-                value = value * multiplier
-        place = partitions[dst : dst + numel]
-        if accumulate:
-            place.add_(value.to(partitions.dtype))
-        else:
-            place.copy_(value)
-            partitions[dst + numel : dst + padded_numel].zero_()
+    with torch.no_grad():
+        for src, dst, numel, padded_numel in zip(*slices, strict=True):
+            value = bucket[src : src + numel]
+            for multiplier in multipliers:
+                if multiplier != 1.0:
+                    value = value * multiplier
+            place = partitions[dst : dst + numel]
+            if accumulate:
+                place.add_(value.to(partitions.dtype))
+            else:
+                place.copy_(value)
+                partitions[dst + numel : dst + padded_numel].zero_()
 
 
 @torch.no_grad()
@@ -151,26 +152,29 @@ def segment_check(buf: Tensor, offsets: Tensor, lanes: int) -> tuple[Tensor, Ten
     return _any_nonfinite(buf), sumsq
 
 
-@torch.no_grad()
 def unscale_(partition: Tensor, scale: Tensor, out: Tensor) -> None:
     """``out = float32(partition) * float32(scale)``; ``out`` may be ``partition`` itself (fp32)."""
     check_unscale(partition, scale, out)
-    torch.mul(partition.float(), scale.reshape(()).float(), out=out)
+    with torch.no_grad():
+        torch.mul(partition.float(), scale.reshape(()).float(), out=out)
 
 
-@torch.no_grad()
 def all_reduce_(buf: Tensor, group_name: str) -> None:
     """Sum ``buf`` in place over the process group with that name."""
     check_communicated("all_reduce_", "buf", buf)
-    _find_group("all_reduce_", group_name).allreduce([buf]).wait()
+    check_writable("all_reduce_", "buf", buf)
+    group = _find_group("all_reduce_", group_name)
+    with torch.no_grad():
+        group.allreduce([buf]).wait()
+    torch.autograd.graph.increment_version(buf)
 
 
-@torch.no_grad()
 def reduce_scatter_(input: Tensor, output: Tensor, group_name: str) -> None:
     """Sum ``input`` over the group and store this rank's row of it in ``output``."""
     op = "reduce_scatter_"
     check_communicated(op, "input", input)
     check_communicated(op, "output", output)
+    check_writable(op, "output", output)
     group = _find_group(op, group_name)
     if input.numel() != output.numel() * group.size():
         raise error(
@@ -185,7 +189,9 @@ def reduce_scatter_(input: Tensor, output: Tensor, group_name: str) -> None:
             f"{dtype_name(output.dtype)} on {output.device}; expected the same dtype and device; "
             "allocate output like input",
         )
-    group._reduce_scatter_base(output, input, dist.ReduceScatterOptions()).wait()
+    with torch.no_grad():
+        group._reduce_scatter_base(output, input, dist.ReduceScatterOptions()).wait()
+    torch.autograd.graph.increment_version(output)
 
 
 # --- arithmetic ----------------------------------------------------------------------------------
