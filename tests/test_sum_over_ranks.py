@@ -182,3 +182,32 @@ def test_native_sum_of_a_group_of_one(own_group: str) -> None:
     assert over.all_reduce_(buf) is True
     assert over.reduce_scatter_(buf, buf[:]) is True
     assert buf.tolist() == [1.0, -2.0]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["destroyed", "made_again"])
+def test_native_sum_of_a_group_that_is_gone(tmp_path: Path, again: bool) -> None:
+    """Also where a later group has its name: that one may have other ranks."""
+
+    def make(store: str) -> None:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{tmp_path}/{store}", rank=0, world_size=1
+        )
+
+    make("first")
+    assert dist.group.WORLD is not None
+    over, name = NativeSum(dist.group.WORLD), dist.group.WORLD.group_name
+    dist.destroy_process_group()
+    if again:
+        make("second")
+        assert dist.group.WORLD.group_name == name
+    try:
+        buf = torch.tensor([1.0, -2.0])
+        text = r"z3ext::{}: the process group .* was destroyed; .*make a new engine"
+        with pytest.raises(RuntimeError, match=text.format("all_reduce_")):
+            over.all_reduce_(buf)
+        with pytest.raises(RuntimeError, match=text.format("reduce_scatter_")):
+            over.reduce_scatter_(buf, buf[:])
+        assert buf.tolist() == [1.0, -2.0]
+    finally:
+        if again:
+            dist.destroy_process_group()

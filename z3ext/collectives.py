@@ -49,20 +49,36 @@ class OneRank:
 
 
 class NativeSum:
-    """c10d's all-reduce, issued from C++ by the group's name."""
+    """c10d's collectives, issued from C++ by the group's name.
+
+    Both raise RuntimeError once the group is destroyed: a group that is made later may have its
+    name, but not its ranks.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
+        self._group = group
         self._name = group.group_name
 
     def all_reduce_(self, buf: Tensor) -> bool:
+        self._check_alive("all_reduce_")
         ops.all_reduce_(buf, self._name)
         return True
 
     def reduce_scatter_(self, rows: Tensor, row: Tensor) -> bool:
+        self._check_alive("reduce_scatter_")
         ops.reduce_scatter_(rows, row, self._name)
         return True
+
+    def _check_alive(self, op: str) -> None:
+        try:
+            dist.get_backend(self._group)
+        except (ValueError, TypeError, AssertionError) as cause:  # by torch's version
+            raise RuntimeError(
+                f"z3ext::{op}: the process group '{self._name}' was destroyed; expected the group "
+                "that the engine was made with; make a new engine after destroy_process_group"
+            ) from cause
 
 
 # A ring all-reduce cuts its buffer into segments, and the order in which the ranks' values are

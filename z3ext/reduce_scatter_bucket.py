@@ -8,6 +8,8 @@ buckets repeat from step to step: the plan of a full bucket is used for the next
 with the same parameter, so that gradients go to their rows as they come, in one pass. What really
 came is compared with the plan before the sum; where it differs (an unused parameter, another order
 of buckets) the rows are laid out anew.
+
+Stock reads ``param.grad`` when it fills the rows, after every hook: so does this, when it packs.
 """
 
 from __future__ import annotations
@@ -140,6 +142,7 @@ class ReduceScatterBucket:
         # Without memory of its own the bucket keeps its gradients until it is full.
         if buffer is None or not pending.keys:
             return
+        pending.look_again()
         if len(pending.keys) == len(contents.keys):  # the first pack of this bucket
             contents.plan = self._plans.get(contents.keys[0])
         if contents.plan is not None and not self._planned_for(pending):
@@ -178,6 +181,7 @@ class ReduceScatterBucket:
         """The bucket in the plan's rows, divided."""
         contents = self._contents
         pending = contents.pending
+        pending.look_again()
         if len(pending.keys) == len(contents.keys):  # nothing is packed yet
             contents.plan = plan
         if contents.plan is plan:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from z3ext.agreement import Alone
 from z3ext.deepspeed import adopt, support
 from z3ext.deepspeed.fingerprint import BYPASSED, PRIVATE, REPLACED, SHORT_CUTS
 from z3ext.deepspeed.stage3 import StockPath
@@ -51,6 +52,7 @@ class Optimizer:
         self.dp_process_group: Any = WORLD
         self.fp16_groups = [[Param(10), Param(1)], [Param(7)]]
         self.grad_partitions_flat_buffer: Any = torch.zeros(8, dtype=torch.bfloat16)
+        self._grad_acc_hooks: list[object] = [object()]
         self.ipg_buckets: dict[Any, Any] = {
             torch.bfloat16: SimpleNamespace(buffer=torch.zeros(4)),
             torch.float32: SimpleNamespace(buffer=None),
@@ -113,7 +115,8 @@ REFUSED: list[tuple[Callable[[Optimizer], None], str]] = [
     (_fields(use_muon=True), "Muon"),
     (_fields(all2all_process_group=WORLD), "quantised (qgZ)"),
     (_fields(zero_hpz_partition_size=2), "zero_hpz_partition_size"),
-    (_fields(ipg_buckets={}), "DeepCompile"),
+    (_fields(ipg_buckets={}, _grad_acc_hooks=[]), "DeepCompile"),
+    (_fields(ipg_buckets={}), "the engine was destroyed"),
     (_fields(autoep_folding_tp_group=WORLD), "AutoEP folding"),
     (_fields(model_parallel_group=WORLD), "model-parallel group"),
     (
@@ -223,7 +226,7 @@ def test_decided_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         asked.append(optimizer)
         return "the reason (its_key)"
 
-    adoptions = adopt.Adoptions({}, refuse, "auto")
+    adoptions = adopt.Adoptions({}, refuse, lambda optimizer: Alone(), "auto")
     first, second = Optimizer(), Optimizer()
     names = set(vars(first))
     with caplog.at_level(logging.INFO, "z3ext"):

@@ -9,6 +9,8 @@ from .cases_models import CASES as MODEL_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
+from .cases_sharing import CASES as SHARING_CASES
+from .checks_agreement import CHECKS as AGREEMENT_CHECKS
 from .checks_fingerprint import CHECKS as FINGERPRINT_CHECKS
 from .checks_modes import CHECKS as MODES_CHECKS
 from .checks_refresh import CHECKS as REFRESH_CHECKS
@@ -24,10 +26,12 @@ def _collect() -> dict[str, Case | Check]:
         OVERFLOW_CASES,
         LIFECYCLE_CASES,
         REDUCE_SCATTER_CASES,
+        SHARING_CASES,
         UNDO_CHECKS,
         FINGERPRINT_CHECKS,
         MODES_CHECKS,
         REFRESH_CHECKS,
+        AGREEMENT_CHECKS,
     )
     for group in groups:
         for entry in group:

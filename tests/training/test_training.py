@@ -12,6 +12,7 @@ from .cases_models import CASES as MODEL_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
+from .cases_sharing import CASES as SHARING_CASES
 from .conftest import Results
 from .registry import parameters
 
@@ -21,7 +22,12 @@ def _ids(pairs: list[tuple[int, str]]) -> list[str]:
 
 
 SERVED = parameters(
-    CONFIG_CASES, MODEL_CASES, OVERFLOW_CASES, LIFECYCLE_CASES, REDUCE_SCATTER_CASES
+    CONFIG_CASES,
+    MODEL_CASES,
+    OVERFLOW_CASES,
+    LIFECYCLE_CASES,
+    REDUCE_SCATTER_CASES,
+    SHARING_CASES,
 )
 PLANTED = parameters(PLANTED_CASES)
 

@@ -1,4 +1,8 @@
-"""Decides once per optimizer whether z3ext serves it, and chooses the policies that do."""
+"""Decides once per optimizer whether z3ext serves it, and chooses the policies that do.
+
+The decision falls at the start of the optimizer's first backward, together on all ranks: a rank
+served while another is not would wait for ever in a collective of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ from deepspeed import comm as ds_comm
 from torch import Tensor
 
 from z3ext._log import log_rank0
+from z3ext.agreement import Agreement
 from z3ext.collectives import NativeSum, OneRank, SumOverRanks
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.paths import choose_path, config_mode
 from z3ext.deepspeed.stage3 import ServedPath, StockPath
-from z3ext.deepspeed.support import partition_group
+from z3ext.deepspeed.support import is_destroyed, partition_group
 from z3ext.norms import segment_norms
 from z3ext.reducer import Counters
 from z3ext.streams import BucketStream, HostOrder, ReductionStream
@@ -31,20 +36,41 @@ class Adoptions:
 
     Args:
         stock: DeepSpeed's own methods, by name.
-        refusal: why an optimizer is not served, "" when it is.
+        refusal: why this rank does not serve an optimizer, "" when it does.
+        agreement: how the ranks of an optimizer agree.
         mode: "auto" for the path of each optimizer's config, or the path for all of them.
     """
 
-    def __init__(self, stock: dict[str, Method], refusal: Callable[[Any], str], mode: str) -> None:
+    def __init__(
+        self,
+        stock: dict[str, Method],
+        refusal: Callable[[Any], str],
+        agreement: Callable[[Any], Agreement],
+        mode: str,
+    ) -> None:
         self._mode = mode
         self._stock = stock
         self._refusal = refusal
+        self._agreement = agreement
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def of(self, optimizer: Any) -> ServedPath | StockPath:
-        """The decision on an optimizer, made when first asked for."""
+        """The decision on an optimizer, made when first asked for: by every rank, in one order."""
         decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
         return self._decide(optimizer) if decision is None else decision
+
+    def outlook(self, optimizer: Any) -> tuple[str, str]:
+        """Why an optimizer is not served ("" when it is), and its mode; decides nothing.
+
+        Before the decision this is what the rank by itself would do.
+        """
+        decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
+        if is_destroyed(optimizer):
+            decision = None
+        if isinstance(decision, ServedPath):
+            return "", decision.mode
+        reason = self._refusal(optimizer) if decision is None else decision.reason
+        return (reason, "stock") if reason else ("", self._mode_of(optimizer))
 
     def release_all(self) -> None:
         """Take z3ext's attribute away from every optimizer."""
@@ -60,15 +86,18 @@ class Adoptions:
                     )
         self._adopted.clear()
 
+    def _mode_of(self, optimizer: Any) -> str:
+        return config_mode(optimizer) if self._mode == "auto" else self._mode
+
     def _decide(self, optimizer: Any) -> ServedPath | StockPath:
-        reason = self._refusal(optimizer)
+        mode = self._mode_of(optimizer)
+        reason = self._agreement(optimizer).reach(self._refusal(optimizer), mode)
         decision: ServedPath | StockPath
         if reason:
             decision = StockPath(optimizer, self._stock, reason)
             log_rank0(logging.WARNING, f"not served: {reason}; DeepSpeed's own methods run")
         else:
             wanted = config_mode(optimizer)
-            mode = wanted if self._mode == "auto" else self._mode
             decision = _make_adapter(optimizer, self._stock, mode)
             asked = (
                 "" if mode == wanted else f", by mode={mode!r} in place of the config's {wanted}"

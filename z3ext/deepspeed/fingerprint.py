@@ -20,8 +20,10 @@ from collections.abc import Iterator
 PRIVATE = "_DeepSpeedZeroOptimizer_Stage3"
 ADD_GRAD = f"{PRIVATE}__add_grad_to_ipg_bucket"
 REDUCE_BUCKET = f"{PRIVATE}__reduce_and_partition_ipg_grads"
+BEGIN = "backward_prologue"
 READY = "reduce_ready_partitions_and_remove_grads"
 REPLACED = (
+    BEGIN,
     READY,
     ADD_GRAD,
     REDUCE_BUCKET,
@@ -31,8 +33,9 @@ REPLACED = (
     "unscale_and_clip_grads",
     "_post_step",
 )
-#: Replaced for speed alone: an override that calls DeepSpeed's own, or does its work, is as right.
-SHORT_CUTS = (READY, "_post_step")
+#: Replaced for speed, or to be called early: an override that calls DeepSpeed's own, or does its
+#: work, is as right.
+SHORT_CUTS = (BEGIN, READY, "_post_step")
 
 #: Methods that stock calls from those and z3ext does not: an override would be passed by.
 BYPASSED = (
@@ -71,6 +74,7 @@ KNOWN: dict[str, frozenset[str]] = {
     "reduce_ready_partitions_and_remove_grads": frozenset({"be81e9761c2def75"}),
     "independent_gradient_partition_epilogue": frozenset({"e7cba1addb0c0827"}),
     "_setup_for_real_optimizer": frozenset({"21504ef43b48b157"}),
+    "backward_prologue": frozenset({"015f9f06ce0f4b2a"}),
     "_post_step": frozenset({"b2500f1c2ce7b5f8"}),
     "_pre_step": frozenset({"d6bf55b2add3b81c"}),
     "step": frozenset({"ab5b443489fe0a0d"}),

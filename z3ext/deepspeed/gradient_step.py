@@ -11,7 +11,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.utils import get_norm_dtype
 from torch import Tensor
 
-from z3ext import ops
+from z3ext import memory, ops
 from z3ext.collectives import SumOverRanks, sum_scalars
 from z3ext.norms import SegmentNorms
 from z3ext.reducer import Counters
@@ -156,7 +156,7 @@ class GradientStep:
             # in place, where safe_get_full_grad sees it.
             weights.grad = partition
         else:
-            weights.grad = torch.empty_like(weights)
+            weights.grad = memory.empty_like(weights)
         self._unscaled_later[sub_group] = partition
         optimizer.averaged_gradients[sub_group] = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3, IPGBuck
 
 from z3ext import _library
 from z3ext._log import log_rank0, show_lines
+from z3ext.agreement import Agreement, agreement_of
 from z3ext.deepspeed import support
 from z3ext.deepspeed.adopt import Adoptions, counters_of
-from z3ext.deepspeed.fingerprint import PRIVATE, REPLACED, unknown_symbols
+from z3ext.deepspeed.fingerprint import BEGIN, PRIVATE, REPLACED, unknown_symbols
 from z3ext.deepspeed.paths import MODES
-from z3ext.deepspeed.stage3 import StockPath
 from z3ext.deepspeed.status import Status
 
 Method = Callable[..., Any]
@@ -70,7 +71,7 @@ class _Installation:
         self.stock: dict[str, Method] = {
             name: vars(DeepSpeedZeroOptimizer_Stage3)[name] for name in REPLACED
         }
-        self.adoptions = Adoptions(self.stock, self._refusal, mode)
+        self.adoptions = Adoptions(self.stock, self._refusal, _agreement, mode)
         self.replacements = _replacements(self.adoptions, self.stock)
         self.handle = PatchHandle(self)
 
@@ -100,8 +101,18 @@ class _Installation:
         self.adoptions.release_all()
 
 
+def _agreement(optimizer: Any) -> Agreement:
+    # DeepSpeed numbers the parameters of a process, in the same order on every rank.
+    first = next(itertools.chain.from_iterable(optimizer.fp16_groups), None)
+    return agreement_of(support.partition_group(optimizer), f"engine{getattr(first, 'ds_id', '')}")
+
+
 def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, Method]:
     """What stands on the class: each hands over to the path of its optimizer."""
+
+    def begin_backward(self: Any) -> None:
+        adoptions.of(self)  # here every rank is at the same place: no gradient has come yet
+        stock[BEGIN](self)
 
     def ready(self: Any, param: Any) -> None:
         adoptions.of(self).ready(param)
@@ -133,6 +144,7 @@ def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, M
         adoptions.of(self).post_step(timer_names)
 
     methods: tuple[Method, ...] = (
+        begin_backward,
         ready,
         add_grad,
         reduce_bucket,
@@ -223,7 +235,5 @@ def status(engine: Any) -> Status:
     counts = dataclasses.astuple(counters_of(optimizer))
     if _current.installation is None:
         return Status(False, _current.reason, "stock", *counts)
-    decision = _current.installation.adoptions.of(optimizer)
-    if isinstance(decision, StockPath):
-        return Status(False, decision.reason, "stock", *counts)
-    return Status(True, "", decision.mode, *counts)
+    reason, mode = _current.installation.adoptions.outlook(optimizer)
+    return Status(not reason, reason, mode, *counts)

@@ -19,9 +19,10 @@ from torch import Tensor
 from z3ext.deepspeed import refresh
 from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, READY, REDUCE_BUCKET
 from z3ext.deepspeed.gradient_step import GradientStep
+from z3ext.deepspeed.hooks import has_other_hooks
 from z3ext.deepspeed.paths import ReductionPath
 from z3ext.deepspeed.support import partition_group
-from z3ext.reducer import GradientBucket
+from z3ext.ownership import owns_memory
 from z3ext.streams import BucketStream
 
 Method = Callable[..., Any]
@@ -131,6 +132,7 @@ class ServedPath:
         }
         # One communication dtype, unless torch.autocast is on: no need to ask for each parameter.
         self._only_dtype = next(iter(self._buckets)) if len(self._buckets) == 1 else None
+        self._late: set[torch.dtype] = set()  # the buckets whose gradients go with the next hook
 
     # --- buckets ----------------------------------------------------------------------------------
 
@@ -145,19 +147,23 @@ class ServedPath:
             self.reduce_bucket(dtype)
         # Where one parameter's gradient comes in parts, the user marks the last one.
         if getattr(param, "ds_grad_is_ready", True):
-            self._add(param, theirs, self._buckets[dtype])
+            self._add(param, dtype)
 
     def add_grad(self, param: Any) -> None:
         dtype = self._only_dtype or self._optimizer.get_param_comm_dtype(param)
-        self._add(param, self._optimizer.ipg_buckets[dtype], self._buckets[dtype])
+        self._add(param, dtype)
 
-    def _add(self, param: Any, theirs: Any, ours: GradientBucket) -> None:
+    def _add(self, param: Any, dtype: torch.dtype) -> None:
         """Note the gradient, pack when there are enough; called for every parameter.
 
         A gradient larger than the whole bucket is left to stock, which reduces it by itself; so is
         a bucket that stock began.
         """
-        optimizer, params, grad = self._optimizer, theirs.params, param.grad
+        if self._late:
+            self._pack_late()
+        optimizer = self._optimizer
+        theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
+        params, grad = theirs.params, param.grad
         if not params:
             ours.clear()  # _pre_step drops what a reentrant backward left behind
         elements = theirs.elements + grad.numel()
@@ -165,12 +171,30 @@ class ServedPath:
         if too_large or len(ours.keys) != len(params):
             self._stock[ADD_GRAD](optimizer, param)
             return
-        if ours.add(param, grad, param.ds_id):
-            with torch.no_grad():
-                ours.pack(theirs.buffer, self._reduction.scaling(optimizer).divisors)
+        # Stock copies here. What may change before the pack must not wait.
+        urgent = not owns_memory(grad) and theirs.buffer is not None
+        if urgent and has_other_hooks(param):
+            param.grad = grad = grad.clone()
+            urgent = False
+        full = ours.add(param, grad, param.ds_id)
         params.append(param)
         theirs.process_group = self._group
         theirs.elements = elements
+        if not (urgent or full):
+            return
+        if has_other_hooks(param):  # they still find the gradient
+            self._late.add(dtype)
+        else:
+            self._pack(dtype)
+
+    def _pack(self, dtype: torch.dtype) -> None:
+        divisors = self._reduction.scaling(self._optimizer).divisors
+        with torch.no_grad():
+            self._buckets[dtype].pack(self._optimizer.ipg_buckets[dtype].buffer, divisors)
+
+    def _pack_late(self) -> None:
+        while self._late:
+            self._pack(self._late.pop())
 
     def reduce_bucket(self, dtype: torch.dtype) -> None:
         optimizer = self._optimizer
@@ -194,6 +218,8 @@ class ServedPath:
                 optimizer.grad_partitions_flat_buffer,
                 accumulate=optimizer.micro_step_id != 0,
             )
+            for param in params:
+                param.grad = None  # also one that a later hook put in the place of DeepSpeed's
             theirs.clear_params()
             if not get_accelerator().handles_memory_backpressure():
                 event = get_accelerator().Event()

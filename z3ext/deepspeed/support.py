@@ -31,10 +31,16 @@ _CONFIG_REFUSALS: tuple[_Refusal, ...] = (
     (lambda o: bool(o.use_muon), "the optimizer is Muon"),
     (lambda o: o.all2all_process_group is not None, "gradients are quantised (qgZ)"),
     (lambda o: o.zero_hpz_partition_size > 1, "hpZ is on (zero_hpz_partition_size)"),
+    (lambda o: is_destroyed(o), "the engine was destroyed"),
     (lambda o: not o.ipg_buckets, "DeepCompile reduces the gradients"),
     (lambda o: o.autoep_folding_tp_group is not None, "AutoEP folding is on"),
     (lambda o: o.model_parallel_group is not None, "there is a model-parallel group"),
 )
+
+
+def is_destroyed(optimizer: Any) -> bool:
+    """Whether ``engine.destroy()`` was called; DeepCompile drops the buckets and the hooks."""
+    return not optimizer.ipg_buckets and bool(optimizer._grad_acc_hooks)
 
 
 def known_version(unknown: list[str], version: str) -> str:

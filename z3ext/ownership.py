@@ -1,0 +1,32 @@
+"""Whether a gradient's memory is its own, so that nobody writes there while it waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_use_count: Any = torch._C._storage_Use_Count  # the only way from Python to a storage's count
+
+
+def _measure(tensor: Tensor) -> tuple[int, bool]:
+    storage = tensor.untyped_storage()
+    return _use_count(storage._cdata), storage.resizable()
+
+
+# What a tensor with memory of its own has: one reference from it, and those of the way here, which
+# differ between torch's versions.
+_OWN = _measure(torch.empty(1))
+
+
+def owns_memory(tensor: Tensor) -> bool:
+    """Whether no other tensor, and no owner outside torch (numpy, dlpack), has the same memory.
+
+    Views, gradients that autograd handed to two parameters and a custom function's cached workspace
+    share theirs. True for sparse tensors, which have no memory of that kind.
+    """
+    if tensor.layout is not torch.strided:
+        return True
+    storage = tensor.untyped_storage()
+    return (_use_count(storage._cdata), storage.resizable()) == _OWN
