@@ -22,6 +22,7 @@ from z3ext.deepspeed import support
 from z3ext.deepspeed.adopt import Adoptions, counters_of
 from z3ext.deepspeed.fingerprint import BEGIN, PRIVATE, REPLACED, unknown_symbols
 from z3ext.deepspeed.paths import MODES
+from z3ext.deepspeed.quiet import Quiet
 from z3ext.deepspeed.status import Status
 
 Method = Callable[..., Any]
@@ -73,6 +74,7 @@ class _Installation:
         }
         self.adoptions = Adoptions(self.stock, self._refusal, _agreement, mode)
         self.replacements = _replacements(self.adoptions, self.stock)
+        self.quiet = Quiet()
         self.handle = PatchHandle(self)
 
     def _refusal(self, optimizer: Any) -> str:
@@ -83,6 +85,7 @@ class _Installation:
     def install(self) -> None:
         for name, method in self.replacements.items():
             setattr(DeepSpeedZeroOptimizer_Stage3, name, method)
+        self.quiet.install()
 
     def remove(self) -> None:
         if torch._C._current_graph_task_id() != -1:
@@ -98,6 +101,7 @@ class _Installation:
                 )
         for name, method in self.stock.items():
             setattr(DeepSpeedZeroOptimizer_Stage3, name, method)
+        self.quiet.remove()
         self.adoptions.release_all()
 
 

@@ -1,0 +1,23 @@
+"""Peak memory, checked inside the ranks (checks_memory.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("deepspeed")
+
+from .checks_memory import CHECKS
+from .conftest import Results
+from .registry import parameters
+
+PAIRS = parameters(CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("world", "case"), PAIRS, ids=[f"{case}-world{world}" for world, case in PAIRS]
+)
+def test_memory(world: int, case: str, results: Results) -> None:
+    result = results.get(world, case)
+    if result.lines:
+        pytest.fail("\n".join([f"{case}, world {world}:", *result.lines]), pytrace=False)
+    assert sorted(result.problems) == list(range(world)), "a rank did not report"
