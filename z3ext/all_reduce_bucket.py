@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -32,13 +33,16 @@ class _Plan(NamedTuple):
 
 @dataclass
 class _Contents:
-    """What the bucket holds; ``offsets`` are those of the gradients that wait."""
+    """What the bucket holds.
+
+    keys, numels: in the order of arrival.
+    packed_numel: elements in the bucket's memory; the gradients that wait come after them.
+    """
 
     keys: list[int] = field(default_factory=list)
     numels: list[int] = field(default_factory=list)
-    numel: int = 0
     pending: PendingGradients = field(default_factory=PendingGradients)
-    offsets: list[int] = field(default_factory=list)
+    packed_numel: int = 0
 
 
 class AllReduceBucket:
@@ -76,21 +80,23 @@ class AllReduceBucket:
         numel = grad.numel()
         contents.keys.append(key)
         contents.numels.append(numel)
-        contents.offsets.append(contents.numel)
-        contents.numel += numel
-        return contents.pending.add(param, grad, key)
+        return contents.pending.add(param, grad, numel)
 
     def pack(self, buffer: Tensor | None, divisors: Sequence[float]) -> None:
         contents = self._contents
-        if not contents.offsets:
+        grads = contents.pending.grads
+        if not grads:
             return
-        memory, grads = _memory(buffer), contents.pending.grads
+        memory = _memory(buffer)
+        waiting = contents.numels[-len(grads) :]
+        *offsets, end = itertools.accumulate(waiting, initial=contents.packed_numel)
         self._stream.wait_for_writers(grads)
         with self._stream.active():
             flag = self._flag.on(memory.device)
-            ops.pack_(grads, contents.offsets, memory, flag, divisors)
+            ops.pack_(grads, offsets, memory, flag, divisors)
         self._counters.packs += 1
-        contents.offsets = []
+        # Only now: a pack that was refused or found no memory can be tried again.
+        contents.packed_numel = end
         contents.pending.release()
 
     def reduce(
@@ -99,7 +105,7 @@ class AllReduceBucket:
         self.pack(buffer, scaling.divisors)
         plan = self._plan()
         with self._stream.active():
-            bucket = _memory(buffer)[: self._contents.numel]
+            bucket = _memory(buffer)[: self._contents.packed_numel]
             if self._over.all_reduce_(bucket):
                 self._counters.collectives += 1
                 self._counters.bytes_reduced += bucket.nbytes

@@ -15,16 +15,14 @@ class PendingGradients:
 
     def __init__(self) -> None:
         self.grads: list[Tensor] = []
-        self.keys: list[int] = []
         self._params: list[Tensor] = []
         self._bytes = 0
 
-    def add(self, param: Tensor, grad: Tensor, key: int) -> bool:
+    def add(self, param: Tensor, grad: Tensor, numel: int) -> bool:
         """Note a gradient; whether it is time to pack what waits."""
         self.grads.append(grad)
-        self.keys.append(key)
         self._params.append(param)
-        size = grad.numel() * grad.element_size()  # nbytes refuses a sparse gradient; pack says why
+        size = numel * grad.element_size()
         self._bytes += size
         return size >= LARGE_BYTES or self._bytes >= PENDING_BYTES
 
@@ -40,4 +38,4 @@ class PendingGradients:
         for param, grad in zip(self._params, self.grads, strict=True):
             if param.grad is grad:
                 param.grad = None
-        self.grads, self.keys, self._params, self._bytes = [], [], [], 0
+        self.grads, self._params, self._bytes = [], [], 0

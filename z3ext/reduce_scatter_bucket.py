@@ -96,6 +96,11 @@ class _Contents:
     sequence: dict[int, int] = field(default_factory=dict)
     sequence_numel: int = 0
 
+    @property
+    def waiting(self) -> list[int]:
+        """The keys of the gradients that wait."""
+        return self.keys[len(self.keys) - len(self.pending.grads) :]
+
 
 class ReduceScatterBucket:
     """Rows of chunks, one row for each rank.
@@ -132,27 +137,29 @@ class ReduceScatterBucket:
     def add(self, param: Tensor, grad: Tensor, key: int) -> bool:
         contents = self._contents
         self._stream.note_writer()
+        numel = grad.numel()
         contents.keys.append(key)
-        contents.numels.append(grad.numel())
-        return contents.pending.add(param, grad, key)
+        contents.numels.append(numel)
+        return contents.pending.add(param, grad, numel)
 
     def pack(self, buffer: Tensor | None, divisors: Sequence[float]) -> None:
         contents = self._contents
         pending = contents.pending
         # Without memory of its own the bucket keeps its gradients until it is full.
-        if buffer is None or not pending.keys:
+        if buffer is None or not pending.grads:
             return
         pending.look_again()
-        if len(pending.keys) == len(contents.keys):  # the first pack of this bucket
-            contents.plan = self._plans.get(contents.keys[0])
-        if contents.plan is not None and not self._planned_for(pending):
+        keys = contents.waiting
+        if len(keys) == len(contents.keys):  # the first pack of this bucket
+            contents.plan = self._plans.get(keys[0])
+        if contents.plan is not None and not _is_planned(contents.plan, keys, pending.grads):
             self._leave_plan(buffer)
         if contents.plan is not None:
             if contents.rows is None:
                 contents.rows = self._room(contents.plan, buffer, buffer.device)
-            self._pack_rows(pending.keys, pending.grads, contents.plan, contents.rows, divisors)
+            self._pack_rows(keys, pending.grads, contents.plan, contents.rows, divisors)
         else:
-            self._pack_sequence(pending.keys, pending.grads, buffer, divisors)
+            self._pack_sequence(keys, pending.grads, buffer, divisors)
         self._counters.packs += 1
         pending.release()
 
@@ -182,14 +189,15 @@ class ReduceScatterBucket:
         contents = self._contents
         pending = contents.pending
         pending.look_again()
-        if len(pending.keys) == len(contents.keys):  # nothing is packed yet
+        keys = contents.waiting
+        if len(keys) == len(contents.keys):  # nothing is packed yet
             contents.plan = plan
         if contents.plan is plan:
             device = buffer.device if buffer is not None else pending.grads[0].device
             if contents.rows is None:
                 contents.rows = self._room(plan, buffer, device)
-            if pending.keys:
-                self._pack_rows(pending.keys, pending.grads, plan, contents.rows, divisors)
+            if keys:
+                self._pack_rows(keys, pending.grads, plan, contents.rows, divisors)
                 self._counters.packs += 1
                 pending.release()
             return contents.rows
@@ -205,13 +213,6 @@ class ReduceScatterBucket:
         return rows
 
     # --- packing ----------------------------------------------------------------------------------
-
-    def _planned_for(self, pending: PendingGradients) -> bool:
-        planned = _not_none(self._contents.plan).numels
-        return all(
-            planned.get(key) == grad.numel()
-            for key, grad in zip(pending.keys, pending.grads, strict=True)
-        )
 
     def _pack_rows(
         self,
@@ -253,8 +254,7 @@ class ReduceScatterBucket:
             contents.plan = None
             return
         world_size = self._over.world_size
-        packed = len(contents.keys) - len(contents.pending.keys)
-        keys = contents.keys[:packed]
+        keys = contents.keys[: len(contents.keys) - len(contents.pending.grads)]
         with self._stream.active():
             table = rows.view(world_size, plan.row_numel)
             pieces = []
@@ -273,6 +273,12 @@ class ReduceScatterBucket:
             return buffer[:numel]
         with self._stream.active():  # freed after the sum: it must be that stream's memory
             return torch.empty(numel, dtype=self._dtype, device=device)
+
+
+def _is_planned(plan: RowPlan, keys: Sequence[int], grads: Sequence[Tensor]) -> bool:
+    """Whether the plan has a place for each of these gradients."""
+    numels = plan.numels
+    return all(numels.get(key) == grad.numel() for key, grad in zip(keys, grads, strict=True))
 
 
 def _not_none(value: _T | None) -> _T:

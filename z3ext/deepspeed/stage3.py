@@ -205,7 +205,7 @@ class ServedPath:
         if len(ours.keys) != len(params):
             self._stock[REDUCE_BUCKET](optimizer, dtype)
             return
-        _check_params(params, ours.numels)
+        _check_params(params, ours.keys, ours.numels)
         self._check_places(params)
         self._limit_events()
         self._step.forget()
@@ -285,15 +285,16 @@ class ServedPath:
         self._stock["_post_step"](optimizer, timer_names)
 
 
-def _check_params(params: Sequence[Any], numels: Sequence[int]) -> None:
+def _check_params(params: Sequence[Any], keys: Sequence[int], numels: list[int]) -> None:
     """Stock's own checks of a bucket, with its exceptions."""
-    for param, numel in zip(params, numels, strict=True):
-        if numel != param.ds_numel:
-            raise RuntimeError(
-                f"z3ext: a gradient has {numel} elements but its parameter has {param.ds_numel}; "
-                "expected the same number; a hook must not change a gradient's size"
-            )
-    if len({param.ds_id for param in params}) != len(params):
+    expected = [param.ds_numel for param in params]
+    if numels != expected:
+        found, wanted = next((a, b) for a, b in zip(numels, expected, strict=True) if a != b)
+        raise RuntimeError(
+            f"z3ext: a gradient has {found} elements but its parameter has {wanted}; "
+            "expected the same number; a hook must not change a gradient's size"
+        )
+    if len(set(keys)) != len(keys):
         raise AssertionError(
             "z3ext: a parameter is in the bucket twice; expected each gradient once before the "
             "bucket is reduced; a parameter's hook fired twice in one backward"
