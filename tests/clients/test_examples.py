@@ -1,0 +1,69 @@
+"""The frameworks around DeepSpeed: every example, stock against z3ext, the same to the bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+import torch
+
+pytest.importorskip("deepspeed")
+
+HERE = Path(__file__).absolute().parent
+EXAMPLES = HERE.parents[1] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+WORLD = 2
+SECONDS = 240
+
+
+def run(name: str, folder: Path, disabled: bool) -> list[dict[str, Any]]:
+    """What each rank wrote; with ``disabled`` the example trains by DeepSpeed alone."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += [str(HERE / "run_example.py"), str(EXAMPLES / f"{name}.py"), str(folder)]
+    env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+    env["TORCH_EXTENSIONS_DIR"] = str(folder.parent / "torch_extensions")
+    env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    env["Z3EXT_DISABLE"] = "1" if disabled else "0"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout=SECONDS)
+        finally:
+            if process.poll() is None:
+                # The launcher ends its ranks, each of which has a session of its own.
+                process.send_signal(signal.SIGTERM)
+                process.wait(timeout=60)
+    text = (folder / "log").read_text(errors="replace")
+    assert code == 0, text[-4000:]
+    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
+    stock = run(name, tmp_path / "stock", disabled=True)
+    found = run(name, tmp_path / "z3ext", disabled=False)
+    for rank in range(WORLD):
+        assert stock[rank]["status"]["reason"] == "Z3EXT_DISABLE=1 is set"
+        assert found[rank]["status"]["served"], found[rank]["status"]
+        assert found[rank]["status"]["packs"] > 0
+        before, after = stock[rank]["records"], found[rank]["records"]
+        assert before.keys() == after.keys()
+        assert any(key.endswith("fp32") for key in before)
+        for key, value in before.items():
+            if isinstance(value, torch.Tensor):
+                oracle.assert_bits(after[key], value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 40
