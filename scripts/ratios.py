@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import z3ext  # noqa: F401  (puts the ops at torch.ops.z3ext)
-from z3ext import norms
+from z3ext import memory, norms
 
 OVERFLOW_NUMEL = 50_000_000
 SMALLEST_RATIO = 25.0  # flat_overflow: how many times as fast as stock
@@ -154,10 +154,11 @@ def check_kernel(partitions: Sequence[Tensor], flat: Tensor) -> Kernel:
 def unscale_kernel(partitions: Sequence[Tensor], flat: Tensor) -> Kernel:
     """``partitions``: one rank's fp16 partitions, consecutive views of ``flat``."""
     scale = torch.tensor(1.0 / _LOSS_SCALE)
+    weights = torch.empty(flat.numel(), dtype=torch.float32)
 
     def served() -> None:
         # Training allocates the fp32 gradient in every step, as stock does.
-        out = torch.empty(flat.numel(), dtype=torch.float32)
+        out = memory.empty_like(weights)
         torch.ops.z3ext.unscale_(flat, scale, out)
 
     return Kernel(
