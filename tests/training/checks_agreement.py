@@ -44,7 +44,9 @@ def _training(rank: int, world: int, config: Any, prepare: Callable[[Any], None]
     return records
 
 
-def _problems(config: Any, prepare: Callable[[int, Any], None], reasons: dict[str, str]) -> Any:
+def _problems(
+    config: Any, prepare: Callable[[int, Any], None], reasons: dict[str, str]
+) -> list[str]:
     """Against stock, on every rank. reasons: "first" of rank 0 and "others" of the others."""
     import torch
 
@@ -73,9 +75,7 @@ def _overridden_on_rank_0(method: str, config: Any, world: int) -> list[str]:
             setattr(engine.optimizer, method, types.MethodType(original, engine.optimizer))
 
     reason = f"{method} is overridden on the optimizer instance"
-    return list(
-        _problems(config, prepare, {"first": reason, "others": f"rank 0 declined: {reason}"})
-    )
+    return _problems(config, prepare, {"first": reason, "others": f"rank 0 declined: {reason}"})
 
 
 def _modes_differ(world: int) -> list[str]:
@@ -86,7 +86,7 @@ def _modes_differ(world: int) -> list[str]:
 
     # Whoever comes first names the path.
     reason = "where another rank's is"
-    return list(_problems(BF16, prepare, {"first": reason, "others": reason}))
+    return _problems(BF16, prepare, {"first": reason, "others": reason})
 
 
 def _patched_on_rank_0_alone(disabled: bool, world: int) -> list[str]:
@@ -107,7 +107,7 @@ def _patched_on_rank_0_alone(disabled: bool, world: int) -> list[str]:
     others = "Z3EXT_DISABLE=1" if disabled else "patch_deepspeed()"
     try:
         reasons = {"first": "did not answer within 2 s", "others": others}
-        return list(_problems(FP16, prepare, reasons))
+        return _problems(FP16, prepare, reasons)
     finally:
         agreement.PATIENCE_SECONDS = patience
         os.environ.pop("Z3EXT_DISABLE", None)

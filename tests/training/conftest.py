@@ -32,6 +32,14 @@ class Results:
             )
         return self._by_world[world][case]
 
+    def check(self, world: int, case: str) -> None:
+        """Fail unless every rank reported, and none a problem."""
+        result = self.get(world, case)
+        print(f"Z3EXT_TEST_SEED={self.seed}")  # pytest shows it beside a failure
+        if result.lines:
+            pytest.fail("\n".join([f"{case}, world {world}:", *result.lines]), pytrace=False)
+        assert sorted(result.problems) == list(range(world)), "a rank did not report"
+
 
 @pytest.fixture(scope="session")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
