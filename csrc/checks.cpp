@@ -143,8 +143,7 @@ void check_unscale(
   TORCH_CHECK(
       !shares_memory(scale, out),
       "z3ext::unscale_: scale shares memory with out; expected separate "
-      "memory; "
-      "pass a clone of scale");
+      "memory; pass a clone of scale");
   const bool same = partition.scalar_type() == at::kFloat &&
                     partition.const_data_ptr() == out.const_data_ptr();
   TORCH_CHECK(

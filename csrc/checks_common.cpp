@@ -110,8 +110,7 @@ void check_writable(
       ": ",
       name,
       " requires grad, and the op writes to it; expected a tensor that "
-      "autograd "
-      "does not follow; pass ",
+      "autograd does not follow; pass ",
       name,
       ".detach(), or call the op under torch.no_grad()");
 }

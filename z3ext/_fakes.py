@@ -11,23 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-
-def _check_devices(op: str, name: str, tensor: Tensor, **others: Tensor) -> None:
-    for other_name, other in others.items():
-        if other.device != tensor.device:
-            raise RuntimeError(
-                f"z3ext::{op}: {other_name} is on {other.device} but {name} is on "
-                f"{tensor.device}; move both to one device"
-            )
+from z3ext._reference_checks import check_same_device, error
+from z3ext._reference_pack_checks import check_grad_device
 
 
-def _check_grads(op: str, grads: Sequence[Tensor], bucket: Tensor) -> None:
+def _check_pack_devices(op: str, grads: Sequence[Tensor], bucket: Tensor, flag: Tensor) -> None:
+    check_same_device(op, "flag", flag, "bucket", bucket)
     for i, grad in enumerate(grads):
-        if grad.device != bucket.device:
-            raise RuntimeError(
-                f"z3ext::{op}: grads[{i}] is on {grad.device} but bucket is on {bucket.device}; "
-                "move the gradient to the bucket's device"
-            )
+        check_grad_device(op, i, grad, bucket)
 
 
 def _flat_overflow(buf: Tensor) -> Tensor:
@@ -35,7 +26,7 @@ def _flat_overflow(buf: Tensor) -> Tensor:
 
 
 def _flat_overflow_(flag: Tensor, buf: Tensor) -> None:
-    _check_devices("flat_overflow_", "buf", buf, flag=flag)
+    check_same_device("flat_overflow_", "flag", flag, "buf", buf)
 
 
 def _pack_(
@@ -45,8 +36,7 @@ def _pack_(
     flag: Tensor,
     divisors: Sequence[float],
 ) -> None:
-    _check_devices("pack_", "bucket", bucket, flag=flag)
-    _check_grads("pack_", grads, bucket)
+    _check_pack_devices("pack_", grads, bucket, flag)
 
 
 def _pack_rows_(
@@ -58,8 +48,7 @@ def _pack_rows_(
     flag: Tensor,
     divisors: Sequence[float],
 ) -> None:
-    _check_devices("pack_rows_", "bucket", bucket, flag=flag)
-    _check_grads("pack_rows_", grads, bucket)
+    _check_pack_devices("pack_rows_", grads, bucket, flag)
 
 
 def _unpack_(
@@ -72,21 +61,23 @@ def _unpack_(
     multipliers: Sequence[float],
     accumulate: bool,
 ) -> None:
-    _check_devices("unpack_", "bucket", bucket, partitions=partitions)
+    check_same_device("unpack_", "partitions", partitions, "bucket", bucket)
 
 
 def _segment_check(buf: Tensor, offsets: Tensor, lanes: int) -> tuple[Tensor, Tensor]:
     if offsets.device.type not in ("cpu", "meta"):
-        raise RuntimeError(
-            f"z3ext::segment_check: offsets is on {offsets.device}; expected cpu; pass the n + 1 "
-            "boundaries of the n segments"
+        raise error(
+            "segment_check",
+            f"offsets is on {offsets.device}; expected cpu; pass the n + 1 boundaries of the n "
+            "segments",
         )
     sumsq = buf.new_empty((offsets.numel() - 1,), dtype=torch.float64)
     return buf.new_empty((), dtype=torch.bool), sumsq
 
 
 def _unscale_(partition: Tensor, scale: Tensor, out: Tensor) -> None:
-    _check_devices("unscale_", "partition", partition, out=out, scale=scale)
+    check_same_device("unscale_", "out", out, "partition", partition)
+    check_same_device("unscale_", "scale", scale, "partition", partition)
 
 
 def _all_reduce_(buf: Tensor, group_name: str) -> None:
@@ -94,7 +85,7 @@ def _all_reduce_(buf: Tensor, group_name: str) -> None:
 
 
 def _reduce_scatter_(input: Tensor, output: Tensor, group_name: str) -> None:
-    _check_devices("reduce_scatter_", "input", input, output=output)
+    check_same_device("reduce_scatter_", "output", output, "input", input)
 
 
 FAKES: dict[str, Callable[..., object]] = {

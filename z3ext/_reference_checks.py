@@ -66,7 +66,7 @@ def check_flat_storage(op: str, name: str, tensor: Tensor) -> None:
         )
 
 
-def _check_same_device(op: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+def check_same_device(op: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.device != other.device:
         raise error(
             op,
@@ -91,7 +91,7 @@ def check_flag(op: str, flag: Tensor, other_name: str, other: Tensor) -> None:
         raise error(op, f"flag is {dtype_name(flag.dtype)}; expected bool; {remedy}")
     if flag.numel() != 1:
         raise error(op, f"flag has {flag.numel()} elements; expected 1; {remedy}")
-    _check_same_device(op, "flag", flag, other_name, other)
+    check_same_device(op, "flag", flag, other_name, other)
     check_writable(op, "flag", flag)
     if shares_memory(flag, other):
         raise error(
@@ -166,7 +166,7 @@ def check_unpack(
     check_same_length(op, "src_offsets", src_offsets, "padded_numels", padded_numels)
     check_flat_storage(op, "bucket", bucket)
     check_flat_storage(op, "partitions", partitions)
-    _check_same_device(op, "partitions", partitions, "bucket", bucket)
+    check_same_device(op, "partitions", partitions, "bucket", bucket)
     check_writable(op, "partitions", partitions)
     check_factors(op, "multipliers", multipliers, is_divisor=False)
     if shares_memory(bucket, partitions):
@@ -260,7 +260,7 @@ def check_unscale(partition: Tensor, scale: Tensor, out: Tensor) -> None:
             f"out has {out.numel()} elements but partition has {partition.numel()}; "
             "expected the same number; allocate out like partition",
         )
-    _check_same_device(op, "out", out, "partition", partition)
+    check_same_device(op, "out", out, "partition", partition)
     check_dense(op, "scale", scale)
     if scale.dtype not in (torch.float32, torch.float64):
         raise error(
@@ -272,7 +272,7 @@ def check_unscale(partition: Tensor, scale: Tensor, out: Tensor) -> None:
             f"scale has {scale.numel()} elements; expected 1; "
             "pass one factor for the whole partition",
         )
-    _check_same_device(op, "scale", scale, "partition", partition)
+    check_same_device(op, "scale", scale, "partition", partition)
     check_writable(op, "out", out)
     if shares_memory(scale, out):
         raise error(

@@ -23,6 +23,15 @@ from z3ext._reference_checks import (
 _MOST_RANKS = 2**31 - 1
 
 
+def check_grad_device(op: str, i: int, grad: Tensor, bucket: Tensor) -> None:
+    if grad.device != bucket.device:
+        raise error(
+            op,
+            f"grads[{i}] is on {grad.device} but bucket is on {bucket.device}; "
+            "move the gradient to the bucket's device",
+        )
+
+
 def _check_gradient(op: str, i: int, grad: Tensor, bucket: Tensor) -> None:
     if grad.layout != torch.strided:
         raise error(
@@ -30,12 +39,7 @@ def _check_gradient(op: str, i: int, grad: Tensor, bucket: Tensor) -> None:
             f"grads[{i}] is sparse; expected a dense gradient; use a dense layer (ZeRO stage 3 "
             "reduces no sparse gradients)",
         )
-    if grad.device != bucket.device:
-        raise error(
-            op,
-            f"grads[{i}] is on {grad.device} but bucket is on {bucket.device}; "
-            "move the gradient to the bucket's device",
-        )
+    check_grad_device(op, i, grad, bucket)
     if grad.dtype not in STORED:
         raise error(
             op,

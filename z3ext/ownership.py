@@ -17,7 +17,7 @@ def _measure(tensor: Tensor) -> tuple[int, bool]:
 
 # What a tensor with memory of its own has: one reference from it, and those of the way here, which
 # differ between torch's versions.
-_OWN = _measure(torch.empty(1))
+_OWN = _measure(torch.empty(1, device="cpu"))
 
 
 def owns_memory(tensor: Tensor) -> bool:

@@ -188,11 +188,11 @@ class ReduceScatterBucket:
         """The bucket in the plan's rows, divided."""
         contents = self._contents
         pending = contents.pending
-        pending.look_again()
         keys = contents.waiting
         if len(keys) == len(contents.keys):  # nothing is packed yet
             contents.plan = plan
         if contents.plan is plan:
+            pending.look_again()
             device = buffer.device if buffer is not None else pending.grads[0].device
             if contents.rows is None:
                 contents.rows = self._room(plan, buffer, device)

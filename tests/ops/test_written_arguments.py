@@ -11,6 +11,8 @@ import torch
 from inputs import assert_refused, new_flag
 from torch import Tensor
 
+from z3ext import _build, _library
+
 #: By op: its tensors by name, the names that it writes to, and a call with the tensors.
 Tensors = dict[str, Tensor]
 Case = tuple[Tensors, tuple[str, ...], Callable[[Any, Tensors], object]]
@@ -147,3 +149,8 @@ def test_scale_within_out(ops: Any, device: torch.device) -> None:
     given = {**tensors, "scale": tensors["out"][8:]}
     text = "scale shares memory with out", "clone"
     assert_refused(lambda: call(ops, given), "unscale_", text, [tensors["out"]])
+
+
+def test_every_op_that_writes_is_here() -> None:
+    written = [s for s in _library.schemas(_build.source_dir() / "ops.cpp") if "!)" in s]
+    assert sorted(s.partition("(")[0] for s in written) == sorted((*NAMES, *COLLECTIVES))

@@ -64,12 +64,11 @@ class Adoptions:
 
         Before the decision this is what the rank by itself would do.
         """
-        decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
-        if is_destroyed(optimizer):
-            decision = None
-        if isinstance(decision, ServedPath):
-            return "", decision.mode
-        reason = self._refusal(optimizer) if decision is None else decision.reason
+        if not is_destroyed(optimizer):
+            decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
+            if decision is not None:
+                return decision.reason, decision.mode
+        reason = self._refusal(optimizer)
         return (reason, "stock") if reason else ("", self._mode_of(optimizer))
 
     def release_all(self) -> None:

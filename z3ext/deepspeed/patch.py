@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -107,8 +106,8 @@ class _Installation:
 
 def _agreement(optimizer: Any) -> Agreement:
     # DeepSpeed numbers the parameters of a process, in the same order on every rank.
-    first = next(itertools.chain.from_iterable(optimizer.fp16_groups), None)
-    return agreement_of(support.partition_group(optimizer), f"engine{getattr(first, 'ds_id', '')}")
+    number = getattr(support.first_parameter(optimizer), "ds_id", "")
+    return agreement_of(support.partition_group(optimizer), f"engine{number}")
 
 
 def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, Method]:

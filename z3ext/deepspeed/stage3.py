@@ -67,6 +67,8 @@ class GradientPath(Protocol):
 class StockPath:
     """An optimizer that is not served: DeepSpeed's own methods, and the reason."""
 
+    mode = "stock"
+
     def __init__(self, optimizer: Any, stock: Mapping[str, Method], reason: str) -> None:
         self.reason = reason
         self._optimizer = optimizer
@@ -107,6 +109,8 @@ class ServedPath:
         stream: where bucket work runs.
         step: the check, norm and unscale at the step.
     """
+
+    reason = ""
 
     def __init__(
         self,
@@ -180,12 +184,10 @@ class ServedPath:
         params.append(param)
         theirs.process_group = self._group
         theirs.elements = elements
-        if not (urgent or full):
-            return
-        if has_other_hooks(param):  # they still find the gradient
-            self._late.add(dtype)
-        else:
+        if urgent or (full and not has_other_hooks(param)):
             self._pack(dtype)
+        elif full:  # the other hooks still find the gradient
+            self._late.add(dtype)
 
     def _pack(self, dtype: torch.dtype) -> None:
         divisors = self._reduction.scaling(self._optimizer).divisors

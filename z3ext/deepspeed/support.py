@@ -133,10 +133,14 @@ def _unserved_buffers(optimizer: Any) -> Iterator[str]:
             yield "master weights are not float32"
 
 
+def first_parameter(optimizer: Any) -> Any:
+    """The first parameter in fp16_groups' order; None where there is none."""
+    return next(itertools.chain.from_iterable(optimizer.fp16_groups), None)
+
+
 def partition_group(optimizer: Any) -> Any:
     """The process group over which an optimizer's parameters are partitioned and reduced."""
-    first = next(itertools.chain.from_iterable(optimizer.fp16_groups), None)
-    return getattr(first, "ds_process_group", optimizer.dp_process_group)
+    return getattr(first_parameter(optimizer), "ds_process_group", optimizer.dp_process_group)
 
 
 def _unserved_parameters(optimizer: Any) -> Iterator[str]:
