@@ -1,6 +1,6 @@
 // Every schema of z3ext, and nothing else. docs/architecture.md says what each
 // op computes; the backends register their implementations in csrc/cpu,
-// csrc/cuda and csrc/comm.cpp.
+// csrc/cuda, csrc/comm.cpp and csrc/hooks.cpp.
 #include <torch/library.h>
 
 TORCH_LIBRARY(z3ext, m) {
@@ -25,4 +25,5 @@ TORCH_LIBRARY(z3ext, m) {
   m.def(
       "reduce_scatter_(Tensor input, Tensor(a!) output, str group_name) "
       "-> ()");
+  m.def("first_node_hook(Tensor[] params) -> int");
 }

@@ -18,7 +18,7 @@ from z3ext import _build, _library
 
 OPS = {
     *("flat_overflow", "flat_overflow_", "pack_", "pack_rows_", "unpack_", "segment_check"),
-    *("unscale_", "all_reduce_", "reduce_scatter_"),
+    *("unscale_", "all_reduce_", "reduce_scatter_", "first_node_hook"),
 }
 
 

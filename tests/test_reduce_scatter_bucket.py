@@ -181,30 +181,6 @@ def test_counters(generator: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("in_pairs")
-@pytest.mark.parametrize("known", [False, True], ids=["sequence", "rows"])
-def test_a_gradient_that_was_replaced(generator: torch.Generator, known: bool) -> None:
-    """What ``param.grad`` is when it is packed counts; a gradient that was dropped counts still."""
-    made = make(OneRank(), {0: 3, 1: 4, 2: 30})
-    numels = {0: 3, 1: 4, 2: 30}
-    if known:
-        check(made, parameters(numels, generator), made.turn(37))
-    params = parameters(numels, generator, [torch.float32])
-    given, turn = grads_of(params), made.turn(37)
-    replacement = torch.full((3,), 5.0)
-    for key, param in params.items():
-        due = made.bucket.add(param, grad_of(param), key)
-        assert due is (key == 2)
-    params[0].grad, params[1].grad = replacement, None
-    made.bucket.pack(turn.buffer, ())
-    assert [param.grad for param in params.values()] == [None, None, None]
-    made.bucket.reduce(*turn)
-    given[0] = replacement
-    for key, grad in given.items():
-        begin = made.begins[key]
-        assert torch.equal(turn.partitions[begin : begin + grad.numel()], grad)
-
-
-@pytest.mark.usefixtures("in_pairs")
 def test_clear(generator: torch.Generator) -> None:
     """Nothing of the old contents, packed or not, is in the next bucket; plans stay."""
     made = make_tens(generator)

@@ -88,6 +88,10 @@ def _reduce_scatter_(input: Tensor, output: Tensor, group_name: str) -> None:
     check_same_device("reduce_scatter_", "output", output, "input", input)
 
 
+def _first_node_hook(params: Sequence[Tensor]) -> int:
+    return -1
+
+
 FAKES: dict[str, Callable[..., object]] = {
     "flat_overflow": _flat_overflow,
     "flat_overflow_": _flat_overflow_,
@@ -98,4 +102,5 @@ FAKES: dict[str, Callable[..., object]] = {
     "unscale_": _unscale_,
     "all_reduce_": _all_reduce_,
     "reduce_scatter_": _reduce_scatter_,
+    "first_node_hook": _first_node_hook,
 }

@@ -105,3 +105,12 @@ def all_reduce_(buf: Tensor, group_name: str) -> None:
 def reduce_scatter_(input: Tensor, output: Tensor, group_name: str) -> None:
     """Sum ``input`` over the group; ``output`` gets this rank's row of it."""
     torch.ops.z3ext.reduce_scatter_(input, output, group_name)
+
+
+def first_node_hook(params: Sequence[Tensor]) -> int:
+    """Index of the first parameter with a hook on its AccumulateGrad node; -1 when there is none.
+
+    Post hooks alone: those that run once the gradient is complete. The pure-torch reference cannot
+    see them and returns -1.
+    """
+    return cast(int, torch.ops.z3ext.first_node_hook(params))

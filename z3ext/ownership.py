@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor
 _use_count: Any = torch._C._storage_Use_Count  # the only way from Python to a storage's count
 
 
-def _measure(tensor: Tensor) -> tuple[int, bool]:
+def _measure(tensor: Tensor) -> tuple[int, int, bool]:
     storage = tensor.untyped_storage()
-    return _use_count(storage._cdata), storage.resizable()
+    # Who keeps the storage itself keeps its one Python object, which counts once for torch.
+    return _use_count(storage._cdata), sys.getrefcount(storage), storage.resizable()
 
 
 # What a tensor with memory of its own has: one reference from it, and those of the way here, which
-# differ between torch's versions.
+# differ between the versions of torch and Python.
 _OWN = _measure(torch.empty(1, device="cpu"))
 
 
@@ -28,5 +30,4 @@ def owns_memory(tensor: Tensor) -> bool:
     """
     if tensor.layout is not torch.strided:
         return True
-    storage = tensor.untyped_storage()
-    return (_use_count(storage._cdata), storage.resizable()) == _OWN
+    return _measure(tensor) == _OWN

@@ -26,13 +26,6 @@ class PendingGradients:
         self._bytes += size
         return size >= LARGE_BYTES or self._bytes >= PENDING_BYTES
 
-    def look_again(self) -> None:
-        """Take what ``param.grad`` is now, where it was replaced since it was noted."""
-        self.grads = [
-            grad if param.grad is None else param.grad
-            for param, grad in zip(self._params, self.grads, strict=True)
-        ]
-
     def release(self) -> None:
         """Forget what was packed; the parameters' gradients are dropped."""
         for param, grad in zip(self._params, self.grads, strict=True):

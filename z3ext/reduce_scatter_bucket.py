@@ -8,8 +8,6 @@ buckets repeat from step to step: the plan of a full bucket is used for the next
 with the same parameter, so that gradients go to their rows as they come, in one pass. What really
 came is compared with the plan before the sum; where it differs (an unused parameter, another order
 of buckets) the rows are laid out anew.
-
-Stock reads ``param.grad`` when it fills the rows, after every hook: so does this, when it packs.
 """
 
 from __future__ import annotations
@@ -148,7 +146,6 @@ class ReduceScatterBucket:
         # Without memory of its own the bucket keeps its gradients until it is full.
         if buffer is None or not pending.grads:
             return
-        pending.look_again()
         keys = contents.waiting
         if len(keys) == len(contents.keys):  # the first pack of this bucket
             contents.plan = self._plans.get(keys[0])
@@ -192,7 +189,6 @@ class ReduceScatterBucket:
         if len(keys) == len(contents.keys):  # nothing is packed yet
             contents.plan = plan
         if contents.plan is plan:
-            pending.look_again()
             device = buffer.device if buffer is not None else pending.grads[0].device
             if contents.rows is None:
                 contents.rows = self._room(plan, buffer, device)

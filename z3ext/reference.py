@@ -197,6 +197,11 @@ def reduce_scatter_(input: Tensor, output: Tensor, group_name: str) -> None:
 # --- arithmetic ----------------------------------------------------------------------------------
 
 
+def first_node_hook(params: Sequence[Tensor]) -> int:
+    """-1: Python cannot ask for the hooks of an AccumulateGrad node."""
+    return -1
+
+
 def _any_nonfinite(values: Tensor) -> Tensor:
     return torch.isfinite(values).all().logical_not_()
 

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero import stage3
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
 
 from z3ext.agreement import Alone
 from z3ext.deepspeed import adopt, support
-from z3ext.deepspeed.fingerprint import BYPASSED, PRIVATE, REPLACED, SHORT_CUTS
+from z3ext.deepspeed.fingerprint import (
+    BYPASSED,
+    KNOWN,
+    KNOWN_FUNCTIONS,
+    PRIVATE,
+    REPLACED,
+    SHORT_CUTS,
+)
 from z3ext.deepspeed.stage3 import StockPath
 
 WORLD = (0, 1, 2)  # a process group stands here as the tuple of its ranks
@@ -69,8 +78,12 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_process_group_ranks", list)
 
 
+#: The class above has none of the methods, and none of them counts as another's.
+ABSENT: dict[str, Any] = dict.fromkeys(KNOWN)
+
+
 def refusal(optimizer: Any, mode: str = "auto") -> str:
-    return support.refusal(optimizer, type(optimizer), {}, mode)
+    return support.refusal(optimizer, Stage3, ABSENT, mode)
 
 
 @pytest.mark.parametrize("mode", ["auto", "all_reduce", "reduce_scatter"])
@@ -83,6 +96,7 @@ def test_served_variants() -> None:
     optimizer = Optimizer()
     for param in optimizer.params:
         del param.ds_process_group, param.ds_zero_placement_family
+        vars(param)["grad_dtype"] = torch.float32
     assert refusal(optimizer) == ""
     optimizer.fp16_groups = [[]]
     assert refusal(optimizer) == ""
@@ -131,6 +145,7 @@ REFUSED: list[tuple[Callable[[Optimizer], None], str]] = [
     (_fields(dp_process_group=(0, 1)), "other ranks than the data-parallel"),
     (_param(ds_process_group=(0, 2)), "different process groups"),
     (_param(ds_zero_placement_family="autoep_expert"), "AutoEP experts"),
+    (_param(grad_dtype=torch.float64), "gradient is in torch.float64 (grad_dtype)"),
     (_param(chunk=4), "of 7 elements is not cut into 3 chunks"),
 ]
 
@@ -174,19 +189,15 @@ def test_other_classes(name: str, cause: str) -> None:
 
 @pytest.mark.parametrize("name", sorted({*REPLACED, *BYPASSED} - set(SHORT_CUTS)))
 def test_method_on_the_instance(name: str) -> None:
-    replacements = {other: getattr(Optimizer, other, None) for other in REPLACED}
     optimizer = Optimizer()
-    assert support.refusal(optimizer, Optimizer, replacements) == ""
+    assert refusal(optimizer) == ""
     vars(optimizer)[name] = lambda: None
     shown = name.removeprefix(PRIVATE)
-    expected = f"{shown} is overridden on the optimizer instance"
-    assert support.refusal(optimizer, Optimizer, replacements) == expected
+    assert refusal(optimizer) == f"{shown} is overridden on the optimizer instance"
 
 
 @pytest.mark.parametrize("name", sorted(set(REPLACED) - set(SHORT_CUTS)))
 def test_subclass_overrides_a_replaced_method(name: str) -> None:
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
-
     plain: Any = type("Plain", (Stage3,), {})
     replacements = {other: vars(Stage3)[other] for other in REPLACED}
     optimizer = plain.__new__(plain)
@@ -200,12 +211,29 @@ def test_subclass_overrides_a_replaced_method(name: str) -> None:
 
 
 def test_subclass_overrides_a_method_that_is_relied_on() -> None:
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
-
     override = {"get_param_comm_dtype": lambda self, param: None}
     overriding: Any = type("Overriding", (Stage3,), override)
     optimizer = overriding.__new__(overriding)
     assert support.refusal(optimizer, Stage3, {}) == "Overriding overrides get_param_comm_dtype"
+
+
+@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(REPLACED)))
+def test_method_replaced_later(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a tool that came after patch_deepspeed()."""
+    replacements = {other: vars(Stage3)[other] for other in REPLACED}
+    optimizer = Stage3.__new__(Stage3)
+    vars(optimizer).update(vars(Optimizer()))
+    assert support.refusal(optimizer, Stage3, replacements) == ""
+    monkeypatch.setattr(Stage3, name, lambda self, *args: None)
+    expected = f"{name.removeprefix(PRIVATE)} was replaced after z3ext.patch_deepspeed()"
+    assert support.refusal(optimizer, Stage3, replacements) == expected
+
+
+@pytest.mark.parametrize("name", KNOWN_FUNCTIONS)
+def test_function_replaced_later(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = Optimizer()
+    monkeypatch.setattr(stage3, name, lambda *args: None)
+    assert refusal(optimizer) == f"{name} was replaced after z3ext.patch_deepspeed()"
 
 
 def test_known_version() -> None:

@@ -69,6 +69,10 @@ SAMPLES: dict[str, list[Sample]] = {
             _ones(20, torch.float32, d),
         ),
     ],
+    "first_node_hook": [
+        lambda d: ([_ones(2, torch.float32, d).requires_grad_(), _ones(0, torch.float16, d)],),
+        lambda d: ([],),
+    ],
 }
 
 
@@ -107,6 +111,7 @@ SCHEMAS = {
     "unscale_": "(Tensor partition, Tensor scale, Tensor(a!) out) -> ()",
     "all_reduce_": "(Tensor(a!) buf, str group_name) -> ()",
     "reduce_scatter_": "(Tensor input, Tensor(a!) output, str group_name) -> ()",
+    "first_node_hook": "(Tensor[] params) -> int",
 }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,6 +125,8 @@ class Case:
     """One training that stock and z3ext have to agree on bit for bit.
 
     served: whether z3ext is expected to serve it (False: declined with a reason, None: either).
+    noted: the last backward's buckets are left to DeepSpeed, by status(engine).note (None:
+    either).
     full_worlds: the world sizes that run it; core_worlds: those that run it too if it is core.
     patched_by_drive: the drive switches the patch itself (`run.patcher`). min_world: the smallest
     world that makes sense. skips: the steps that the stock run has to skip, so that an overflow
@@ -141,6 +143,7 @@ class Case:
     steps: int = 4
     poisons: tuple[Poison, ...] = ()
     served: bool | None = True
+    noted: bool | None = False
     core: bool = False
     patched_by_drive: bool = False
     min_world: int = 1
@@ -167,6 +170,21 @@ class Case:
         """The world sizes that this case runs at."""
         every = {*self.full_worlds, *(self.core_worlds if self.core else ())}
         return tuple(w for w in sorted(every) if w >= self.min_world)
+
+
+def scattered(case: Case) -> Iterator[Case]:
+    """A case on the two paths that reduce by reduce-scatter."""
+    for suffix, options in (
+        ("reduce_scatter", {"reduce_scatter": True}),
+        ("not_contiguous", {"reduce_scatter": True, "contiguous_gradients": False}),
+    ):
+        yield replace(
+            case,
+            name=f"{case.name}__{suffix}",
+            config=merged(case.config, zero(**options)),
+            full_worlds=(2, 3),
+            core_worlds=(1,),
+        )
 
 
 @dataclass(frozen=True)

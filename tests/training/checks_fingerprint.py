@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from .case import BASE_CONFIG, FP16, Check, adamw, merged
@@ -225,6 +226,25 @@ def _overriding_subclass(world: int) -> list[str]:
     return problems
 
 
+def _replaced_later(target: str, world: int) -> list[str]:
+    """By a tool that comes after patch_deepspeed(): its method is called, as without z3ext."""
+    import z3ext
+
+    problems: list[str] = []
+
+    def look(engine: Any) -> None:
+        status = z3ext.status(engine)
+        if status.served or _short(target) not in status.reason:
+            problems.append(f"expected declined for {target}: {status}")
+
+    stock = _training()
+    with z3ext.patch_deepspeed(), _foreign_method(target) as foreign:
+        problems += differences(stock, _training(look))
+    if not foreign.calls:
+        problems.append(f"the later {target} was passed by")
+    return problems
+
+
 def _disabled(world: int) -> list[str]:
     """Z3EXT_DISABLE=1: nothing is patched, and the log says so."""
     import torch
@@ -268,5 +288,9 @@ CHECKS: list[Check] = [
     _check(_strict_on_known_sources),
     _check(_known_again),
     _check(_overriding_subclass),
+    *(
+        Check(f"fingerprint_replaced_later_{target}", partial(_replaced_later, target), (1, 2))
+        for target in ("partition_grads", "get_grad_norm_direct", "has_overflow")
+    ),
     _check(_disabled, 1, 2),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .case import Case, Check
 from .cases_config import CASES as CONFIG_CASES
+from .cases_hooks import CASES as HOOK_CASES
 from .cases_lifecycle import CASES as LIFECYCLE_CASES
 from .cases_models import CASES as MODEL_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
@@ -28,6 +29,7 @@ def _collect() -> dict[str, Case | Check]:
         LIFECYCLE_CASES,
         REDUCE_SCATTER_CASES,
         SHARING_CASES,
+        HOOK_CASES,
         UNDO_CHECKS,
         FINGERPRINT_CHECKS,
         MODES_CHECKS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class Run:
         self.patched = patched
         self.patcher = Patcher(patched)
         self.records: dict[str, Any] = {}
+        self.at_close: list[Callable[[], None]] = []
         torch.manual_seed(derived_seed(seed, case.name, "weights"))
         self.model: TrainingModel = case.model()
         if case.prepare is not None:
@@ -152,6 +154,8 @@ class Run:
     def close(self) -> None:
         """Undoes the patch, drops the engine and DeepSpeed's process-wide autocast state."""
         try:
+            for undo in self.at_close:
+                undo()
             self.patcher.off()
         finally:
             self.engine.destroy()
@@ -164,8 +168,8 @@ class Run:
 def status_fields(engine: Any) -> dict[str, Any]:
     """The fields of z3ext.status(engine) that the cases look at."""
     status = z3ext.status(engine)
-    names = ("served", "reason", "mode", "buckets", "packs", "collectives", "bytes_reduced")
-    return {name: getattr(status, name) for name in names}
+    counts = ("buckets", "packs", "collectives", "bytes_reduced")
+    return {n: getattr(status, n) for n in ("served", "reason", "mode", "note", *counts)}
 
 
 def status_problems(case: Case, world: int, status: dict[str, Any]) -> list[str]:
@@ -174,13 +178,15 @@ def status_problems(case: Case, world: int, status: dict[str, Any]) -> list[str]
     problems: list[str] = []
     if status["served"] is not wanted:
         problems.append(f"expected served={wanted}, got {status}")
-    elif wanted:
+    elif not wanted:
+        problems.extend([] if status["reason"] else ["declined without a reason"])
+    elif case.noted is not None and bool(status["note"]) is not case.noted:
+        problems.append(f"expected noted={case.noted}, got {status}")
+    elif case.noted is False:
         counts = ["buckets", "packs"] + (["collectives", "bytes_reduced"] if world > 1 else [])
         problems.extend(f"served, but {n} is {status[n]}" for n in counts if not status[n] > 0)
         if world == 1 and status["collectives"]:
             problems.append(f"world size 1, but collectives is {status['collectives']}")
-    elif not status["reason"]:
-        problems.append("declined without a reason")
     return problems
 
 

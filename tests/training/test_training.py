@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("deepspeed")
 
 from .cases_config import CASES as CONFIG_CASES
+from .cases_hooks import CASES as HOOK_CASES
 from .cases_lifecycle import CASES as LIFECYCLE_CASES
 from .cases_models import CASES as MODEL_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
@@ -28,6 +29,7 @@ SERVED = parameters(
     LIFECYCLE_CASES,
     REDUCE_SCATTER_CASES,
     SHARING_CASES,
+    HOOK_CASES,
 )
 PLANTED = parameters(PLANTED_CASES)
 

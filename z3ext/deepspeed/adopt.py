@@ -59,17 +59,17 @@ class Adoptions:
         decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
         return self._decide(optimizer) if decision is None else decision
 
-    def outlook(self, optimizer: Any) -> tuple[str, str]:
-        """Why an optimizer is not served ("" when it is), and its mode; decides nothing.
+    def outlook(self, optimizer: Any) -> tuple[str, str, str]:
+        """Why an optimizer is not served ("" when it is), its mode and its note; decides nothing.
 
         Before the decision this is what the rank by itself would do.
         """
         if not is_destroyed(optimizer):
             decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
             if decision is not None:
-                return decision.reason, decision.mode
+                return decision.reason, decision.mode, decision.note
         reason = self._refusal(optimizer)
-        return (reason, "stock") if reason else ("", self._mode_of(optimizer))
+        return reason, "stock" if reason else self._mode_of(optimizer), ""
 
     def release_all(self) -> None:
         """Take z3ext's attribute away from every optimizer."""

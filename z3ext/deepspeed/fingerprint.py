@@ -176,19 +176,24 @@ def resolve(cls: type, name: str) -> object:
     return inspect.getattr_static(cls, name, None)
 
 
+def unknown_functions(cls: type) -> list[str]:
+    """What of KNOWN_FUNCTIONS, in the module of an optimizer class, z3ext doesn't know, by name."""
+    module = vars(sys.modules[cls.__module__])
+    return [
+        name
+        for name, hashes in KNOWN_FUNCTIONS.items()
+        if fingerprint(module.get(name)) not in hashes
+    ]
+
+
 def unknown_symbols(cls: type, bucket: type) -> list[str]:
     """What in an optimizer class, its module and its bucket class z3ext doesn't know, by name."""
-    module = vars(sys.modules[cls.__module__])
     unknown = [
         f"{cls.__name__}.{name.removeprefix(PRIVATE)}"
         for name, hashes in KNOWN.items()
         if fingerprint(resolve(cls, name)) not in hashes
     ]
-    unknown += [
-        name
-        for name, hashes in KNOWN_FUNCTIONS.items()
-        if fingerprint(module.get(name)) not in hashes
-    ]
+    unknown += unknown_functions(cls)
     fields = (
         tuple(field.name for field in dataclasses.fields(bucket))
         if dataclasses.is_dataclass(bucket)

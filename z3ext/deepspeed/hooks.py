@@ -1,15 +1,59 @@
-"""The hooks that autograd runs when a parameter's gradient is complete."""
+"""Hooks beside DeepSpeed's that may look at gradients before they are reduced."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
+from torch.nn.modules import module as torch_module
 
-def has_other_hooks(param: Any) -> bool:
-    """Whether DeepSpeed's is not the only one: another may run after it, and read ``param.grad``.
+from z3ext import ops
 
-    Seen are hooks of ``register_post_accumulate_grad_hook``, for whose list torch has no public
-    name; not those on the parameter's AccumulateGrad node.
+
+class HookWatch:
+    """Finds the hooks that run once a gradient is complete, apart from DeepSpeed's own.
+
+    Those of ``register_post_accumulate_grad_hook``, those on a parameter's AccumulateGrad node and
+    the backward hooks of modules. Tensor hooks are not among them: they get their gradient as an
+    argument, before it is accumulated.
+
+    Args:
+        optimizer: the ZeRO stage 3 optimizer, with its hooks installed.
     """
-    hooks = getattr(param, "_post_accumulate_grad_hooks", None)
-    return hooks is not None and len(hooks) > 1
+
+    def __init__(self, optimizer: Any) -> None:
+        self._module = optimizer.module
+        self._params = list(itertools.chain.from_iterable(optimizer.fp16_groups))
+        handles = itertools.chain(optimizer._grad_acc_hooks, optimizer._leaf_module_hooks)
+        self._own = frozenset(handle.id for handle in handles)  # unique in the process
+
+    def first(self) -> str:
+        """The first such hook, named for the user; "" when there is none."""
+        return next(itertools.chain(self._of_params(), self._of_nodes(), self._of_modules()), "")
+
+    def _of_params(self) -> Iterator[str]:
+        own = self._own
+        for i, param in enumerate(self._params):
+            hooks = param._post_accumulate_grad_hooks  # torch has no public name for them
+            if hooks and not own.issuperset(hooks):
+                yield f"parameter {i}, of shape {_shape(param)}, has a post-accumulate hook"
+
+    def _of_nodes(self) -> Iterator[str]:
+        i = ops.first_node_hook(self._params)
+        if i >= 0:
+            shape = _shape(self._params[i])
+            yield f"parameter {i}, of shape {shape}, has a hook on its AccumulateGrad node"
+
+    def _of_modules(self) -> Iterator[str]:
+        if torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks:
+            yield "a backward hook is registered for all modules"
+        own = self._own
+        for name, module in self._module.named_modules():
+            hooks = module._backward_hooks
+            if module._backward_pre_hooks or (hooks and not own.issuperset(hooks)):
+                yield f"module {name or type(module).__name__!r} has a backward hook"
+
+
+def _shape(param: Any) -> list[int]:
+    return list(getattr(param, "ds_shape", param.shape))

@@ -19,7 +19,7 @@ from z3ext._log import log_rank0, show_lines
 from z3ext.agreement import Agreement, agreement_of
 from z3ext.deepspeed import support
 from z3ext.deepspeed.adopt import Adoptions, counters_of
-from z3ext.deepspeed.fingerprint import BEGIN, PRIVATE, REPLACED, unknown_symbols
+from z3ext.deepspeed.fingerprint import PRIVATE, REPLACED, unknown_symbols
 from z3ext.deepspeed.paths import MODES
 from z3ext.deepspeed.quiet import Quiet
 from z3ext.deepspeed.status import Status
@@ -114,8 +114,7 @@ def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, M
     """What stands on the class: each hands over to the path of its optimizer."""
 
     def begin_backward(self: Any) -> None:
-        adoptions.of(self)  # here every rank is at the same place: no gradient has come yet
-        stock[BEGIN](self)
+        adoptions.of(self).begin()  # every rank is at the same place: no gradient has come yet
 
     def ready(self: Any, param: Any) -> None:
         adoptions.of(self).ready(param)
@@ -234,9 +233,9 @@ def status(engine: Any) -> Status:
     if not isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         found = type(optimizer).__name__
         reason = f"the engine's optimizer is {found}; expected a ZeRO stage 3 optimizer"
-        return Status(False, reason, "stock", 0, 0, 0, 0)
-    counts = dataclasses.astuple(counters_of(optimizer))
+        return Status(False, reason, "stock")
+    counts = dataclasses.asdict(counters_of(optimizer))
     if _current.installation is None:
-        return Status(False, _current.reason, "stock", *counts)
-    reason, mode = _current.installation.adoptions.outlook(optimizer)
-    return Status(not reason, reason, mode, *counts)
+        return Status(False, _current.reason, "stock", **counts)
+    reason, mode, note = _current.installation.adoptions.outlook(optimizer)
+    return Status(not reason, reason, mode, note=note, **counts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -93,6 +94,17 @@ def config_mode(optimizer: Any) -> str:
     """The path that the config asks stock for: all-reduce needs contiguous gradients as well."""
     all_reduce = optimizer.contiguous_gradients and not optimizer.reduce_scatter
     return "all_reduce" if all_reduce else "reduce_scatter"
+
+
+@contextlib.contextmanager
+def stock_reduces_by(mode: str, optimizer: Any) -> Iterator[None]:
+    """DeepSpeed's own reduction within takes the path of that mode, whatever the config says."""
+    configured = optimizer.reduce_scatter
+    optimizer.reduce_scatter = mode == "reduce_scatter"
+    try:
+        yield
+    finally:
+        optimizer.reduce_scatter = configured
 
 
 def choose_path(

@@ -8,6 +8,7 @@ offload_states, reload_states and checkpoint loading replace them.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -16,20 +17,30 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.zero.utils import assert_ints_same_as_other_ranks
 from torch import Tensor
 
+from z3ext._log import log_rank0
 from z3ext.deepspeed import refresh
-from z3ext.deepspeed.fingerprint import ADD_GRAD, PRIVATE, READY, REDUCE_BUCKET
+from z3ext.deepspeed.fingerprint import ADD_GRAD, BEGIN, PRIVATE, READY, REDUCE_BUCKET
 from z3ext.deepspeed.gradient_step import GradientStep
-from z3ext.deepspeed.hooks import has_other_hooks
-from z3ext.deepspeed.paths import ReductionPath
+from z3ext.deepspeed.hooks import HookWatch
+from z3ext.deepspeed.paths import ReductionPath, stock_reduces_by
 from z3ext.deepspeed.support import partition_group
 from z3ext.ownership import owns_memory
 from z3ext.streams import BucketStream
 
 Method = Callable[..., Any]
 
+_LEFT = "it can read a gradient before the reduction, so DeepSpeed's methods fill the buckets"
+
 
 class GradientPath(Protocol):
     """What stands behind the replaced methods of one optimizer."""
+
+    #: What of the path is left to DeepSpeed although it is served, and why; else "".
+    note: str
+
+    def begin(self) -> None:
+        """``backward_prologue``: a backward begins, no gradient has come yet."""
+        ...
 
     def ready(self, param: Any) -> None:
         """``reduce_ready_partitions_and_remove_grads``: a parameter's gradient is complete."""
@@ -68,11 +79,15 @@ class StockPath:
     """An optimizer that is not served: DeepSpeed's own methods, and the reason."""
 
     mode = "stock"
+    note = ""
 
     def __init__(self, optimizer: Any, stock: Mapping[str, Method], reason: str) -> None:
         self.reason = reason
         self._optimizer = optimizer
         self._stock = stock
+
+    def begin(self) -> None:
+        self._stock[BEGIN](self._optimizer)
 
     def ready(self, param: Any) -> None:
         self._stock[READY](self._optimizer, param)
@@ -136,9 +151,24 @@ class ServedPath:
         }
         # One communication dtype, unless torch.autocast is on: no need to ask for each parameter.
         self._only_dtype = next(iter(self._buckets)) if len(self._buckets) == 1 else None
-        self._late: set[torch.dtype] = set()  # the buckets whose gradients go with the next hook
+        self._watch = HookWatch(optimizer)
+        self._watched = ""  # the hook for which this backward's buckets are stock's
+        self.note = ""
 
     # --- buckets ----------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Look for hooks that can tell z3ext's buckets from stock's.
+
+        Stock leaves an undivided view of the bucket in ``param.grad`` until the reduction, and what
+        a hook changes there counts. z3ext's bucket holds divided values, in rows on one of the
+        paths: so where anybody may look, stock's methods fill and reduce the buckets.
+        """
+        self._stock[BEGIN](self._optimizer)
+        self._watched = self._watch.first()
+        if self._watched and not self.note:
+            log_rank0(logging.WARNING, f"{self._watched}: {_LEFT}; the step is z3ext's")
+        self.note = f"{self._watched}: {_LEFT}" if self._watched else ""
 
     def ready(self, param: Any) -> None:
         optimizer = self._optimizer
@@ -161,42 +191,32 @@ class ServedPath:
         """Note the gradient, pack when there are enough; called for every parameter.
 
         A gradient larger than the whole bucket is left to stock, which reduces it by itself; so is
-        a bucket that stock began.
+        a bucket that stock began, or that somebody watches.
         """
-        if self._late:
-            self._pack_late()
         optimizer = self._optimizer
         theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
         params, grad = theirs.params, param.grad
         if not params:
             ours.clear()  # _pre_step drops what a reentrant backward left behind
         elements = theirs.elements + grad.numel()
+        begins_stocks = not params and self._watched
         too_large = self._bounded and elements > optimizer.reduce_bucket_size
-        if too_large or len(ours.keys) != len(params):
+        if begins_stocks or too_large or len(ours.keys) != len(params):
             self._stock[ADD_GRAD](optimizer, param)
             return
         # Stock copies here. What may change before the pack must not wait.
         urgent = not owns_memory(grad) and theirs.buffer is not None
-        if urgent and has_other_hooks(param):
-            param.grad = grad = grad.clone()
-            urgent = False
         full = ours.add(param, grad, param.ds_id)
         params.append(param)
         theirs.process_group = self._group
         theirs.elements = elements
-        if urgent or (full and not has_other_hooks(param)):
+        if urgent or full:
             self._pack(dtype)
-        elif full:  # the other hooks still find the gradient
-            self._late.add(dtype)
 
     def _pack(self, dtype: torch.dtype) -> None:
         divisors = self._reduction.scaling(self._optimizer).divisors
         with torch.no_grad():
             self._buckets[dtype].pack(self._optimizer.ipg_buckets[dtype].buffer, divisors)
-
-    def _pack_late(self) -> None:
-        while self._late:
-            self._pack(self._late.pop())
 
     def reduce_bucket(self, dtype: torch.dtype) -> None:
         optimizer = self._optimizer
@@ -204,13 +224,14 @@ class ServedPath:
         params = theirs.params
         if not params:
             return
+        self._step.forget()
         if len(ours.keys) != len(params):
-            self._stock[REDUCE_BUCKET](optimizer, dtype)
+            with stock_reduces_by(self.mode, optimizer):
+                self._stock[REDUCE_BUCKET](optimizer, dtype)
             return
         _check_params(params, ours.keys, ours.numels)
         self._check_places(params)
         self._limit_events()
-        self._step.forget()
         with torch.no_grad(), self._stream.active():
             if optimizer.enable_sanity_checks:
                 assert_ints_same_as_other_ranks([param.ds_id for param in params])
@@ -221,7 +242,7 @@ class ServedPath:
                 accumulate=optimizer.micro_step_id != 0,
             )
             for param in params:
-                param.grad = None  # also one that a later hook put in the place of DeepSpeed's
+                param.grad = None
             theirs.clear_params()
             if not get_accelerator().handles_memory_backpressure():
                 event = get_accelerator().Event()

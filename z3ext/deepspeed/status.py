@@ -16,12 +16,15 @@ class Status:
     packs: launches that packed gradients into a bucket.
     collectives: collectives issued for buckets, overflow checks and norms; none at world size 1.
     bytes_reduced: bytes of the buckets that were reduced, on this rank.
+    note: what of the last backward was left to DeepSpeed although the engine is served, and why;
+        empty when nothing was.
     """
 
     served: bool
     reason: str
     mode: str
-    buckets: int
-    packs: int
-    collectives: int
-    bytes_reduced: int
+    buckets: int = 0
+    packs: int = 0
+    collectives: int = 0
+    bytes_reduced: int = 0
+    note: str = ""

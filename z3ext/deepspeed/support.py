@@ -16,6 +16,7 @@ from z3ext.deepspeed.fingerprint import (
     SHORT_CUTS,
     fingerprint,
     resolve,
+    unknown_functions,
 )
 from z3ext.layout import partition_numel
 
@@ -77,7 +78,10 @@ def refusal(
 
 
 def _overrides(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> Iterator[str]:
-    """Another tool, or a subclass, put a method of its own where z3ext's or a known one belongs."""
+    """Another tool, or a subclass, put a method of its own where z3ext's or a known one belongs.
+
+    Looked at here and not only when DeepSpeed was patched: the tool may have come later.
+    """
     for name, hashes in KNOWN.items():
         if name in SHORT_CUTS:
             continue
@@ -87,10 +91,14 @@ def _overrides(optimizer: Any, cls: type, replacements: Mapping[str, object]) ->
         if name in replacements:
             if resolve(type(optimizer), name) is not replacements[name]:
                 yield f"{type(optimizer).__name__} overrides {shown}"
+        elif fingerprint(resolve(cls, name)) not in hashes:
+            yield f"{shown} was replaced after z3ext.patch_deepspeed()"
         elif (
             type(optimizer) is not cls and fingerprint(resolve(type(optimizer), name)) not in hashes
         ):
             yield f"{type(optimizer).__name__} overrides {shown}"
+    for name in unknown_functions(cls):
+        yield f"{name} was replaced after z3ext.patch_deepspeed()"
 
 
 def _unserved_class(optimizer: Any) -> Iterator[str]:
@@ -155,5 +163,8 @@ def _unserved_parameters(optimizer: Any) -> Iterator[str]:
             yield "parameters are partitioned over different process groups"
         if getattr(param, "ds_zero_placement_family", "replicated") == "autoep_expert":
             yield "AutoEP experts are partitioned over groups of their own"
+        grad_dtype = getattr(param, "grad_dtype", None)
+        if grad_dtype is not None and grad_dtype not in _STORED:
+            yield f"a parameter's gradient is in {grad_dtype} (grad_dtype)"
         if param.partition_numel() != partition_numel(param.ds_numel, len(ranks)):
             yield f"a parameter of {param.ds_numel} elements is not cut into {len(ranks)} chunks"
