@@ -105,6 +105,37 @@ def test_private_names_do_not_load() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "rank", "told"),
+    [("bogus", None, True), ("AVX2", "0", True), ("bogus", "1", False), ("plain", None, False)],
+)
+def test_kernels_that_are_not_there(
+    asked: str, rank: str | None, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("Z3EXT_CPU_CAPABILITY", asked)
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    code = """
+        import os, sys, torch, z3ext
+        os.dup2(1, 2)
+        assert torch.ops.z3ext.flat_overflow(torch.tensor([torch.inf])).item()
+    """
+    said = [line for line in run(code, reference=False).splitlines() if "CAPABILITY" in line]
+    assert len(said) == told
+    if told:
+        assert f"Z3EXT_CPU_CAPABILITY is '{asked}'; expected plain, or avx2 or avx512" in said[0]
+
+
+def test_the_reference_says_that_it_serves() -> None:
+    code = """
+        import logging, sys, torch, z3ext
+        logging.basicConfig(stream=sys.stdout)
+        torch.ops.z3ext.flat_overflow(torch.zeros(1))
+    """
+    assert "Z3EXT_REFERENCE=1: plain torch serves, slowly" in run(code)
+
+
 def test_first_op_loads(reference: bool) -> None:
     run(
         """

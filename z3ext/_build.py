@@ -183,7 +183,7 @@ def _compile_into(
         log = folder / f"{name}.log"
         with _cache.work_folder(folder, exclusive) as work:
             job = _compile.Job(source_dir(), work, log, ninja, compiler, toolkit, codes)
-            built = _compile.compile_library(job, limit_s)
+            built = _compile.compile_library(job, limit_s, logger.info)
             library = _cache.store_library(built, folder, name, request, compiler.label, codes)
     except BuildError as error:
         failure.write_text(str(error), encoding="utf-8")

@@ -6,7 +6,9 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from z3ext._toolchain import Compiler, CudaToolkit, build_error
 LIBRARY_NAME = "libz3ext.so"
 _OUTPUT_LINES = 40
 _END_LIMIT_S = 10
+_SAY_EVERY_S = 15.0
+_STEP = re.compile(r"^\[(\d+)/(\d+)\] ", re.MULTILINE)
 
 # -ffp-contract=off: a contracted multiply-add would skip a rounding that the ops promise.
 _CXX_FLAGS = ("-std=c++20", "-O3", "-DNDEBUG", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra")
@@ -42,15 +46,17 @@ class Job:
     codes: str
 
 
-def compile_library(job: Job, limit_s: float) -> Path:
+def compile_library(job: Job, limit_s: float, say_progress: Callable[[str], None]) -> Path:
     """Compiles and links the library, and returns its path in the job's folder.
+
+    ``say_progress`` is called with a line of text every 15 seconds.
 
     Raises:
         BuildError: a command failed, or all of it took longer than ``limit_s`` seconds.
     """
     job.folder.joinpath("build.ninja").write_text(_build_file(job), encoding="utf-8")
     try:
-        status = _run_ninja(job, limit_s)
+        status = _run_ninja(job, limit_s, say_progress)
     except subprocess.TimeoutExpired as cause:
         raise build_error(
             f"the compilation took longer than {limit_s:g} s (Z3EXT_BUILD_TIMEOUT)",
@@ -66,8 +72,20 @@ def compile_library(job: Job, limit_s: float) -> Path:
     return job.folder / LIBRARY_NAME
 
 
-def _run_ninja(job: Job, limit_s: float) -> int:
-    command = [job.ninja, "-C", str(job.folder), "-j", str(_parallel_jobs())]
+# Ends ninja when this process ends, killed or not, and ninja ends its compilers: nothing goes on to
+# write into a folder that the next process removes. Set in a process between, since a function
+# that runs between fork and exec could hang where torch has threads.
+_TETHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def _run_ninja(job: Job, limit_s: float, say_progress: Callable[[str], None]) -> int:
+    ninja = [job.ninja, "-C", str(job.folder), "-j", str(_parallel_jobs())]
+    command = [sys.executable, "-I", "-S", "-c", _TETHER, str(os.getpid()), *ninja]
     with job.log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -78,9 +96,27 @@ def _run_ninja(job: Job, limit_s: float) -> int:
             start_new_session=True,  # a Ctrl-C is for this process, which ends ninja then
         )
         try:
-            return process.wait(timeout=limit_s)
+            return _wait(process, job.log, limit_s, say_progress)
         finally:
             _end(process)
+
+
+def _wait(
+    process: subprocess.Popen[bytes], log: Path, limit_s: float, say_progress: Callable[[str], None]
+) -> int:
+    """The exit status; now and then says how far it is."""
+    began = time.monotonic()
+    while True:
+        left = limit_s - (time.monotonic() - began)
+        try:
+            return process.wait(timeout=max(0.0, min(left, _SAY_EVERY_S)))
+        except subprocess.TimeoutExpired:
+            waited = time.monotonic() - began
+            if waited >= limit_s:
+                raise
+            steps = _STEP.findall(log.read_text(encoding="utf-8", errors="replace"))
+            done = f"{steps[-1][0]} of {steps[-1][1]} steps" if steps else "nothing yet"
+            say_progress(f"compiling: {done} done in {waited:.0f} s")
 
 
 def _end(ninja: subprocess.Popen[bytes]) -> None:

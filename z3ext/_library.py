@@ -6,6 +6,7 @@ library and puts torch's own namespace back in its place.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -17,6 +18,7 @@ import torch
 
 from z3ext import _build
 from z3ext._fakes import FAKES
+from z3ext._log import log_rank0, show_lines
 
 NAMESPACE = "z3ext"
 
@@ -69,6 +71,8 @@ def load() -> None:
             if not _registered:
                 if os.environ.get("Z3EXT_REFERENCE") == "1":
                     _register_reference()
+                    show_lines()
+                    log_rank0(logging.WARNING, "Z3EXT_REFERENCE=1: plain torch serves, slowly")
                 else:
                     _load_native()
                 _registered = True

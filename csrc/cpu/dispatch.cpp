@@ -1,4 +1,5 @@
 // Chooses the kernel table once, from what the processor says it has.
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -40,18 +41,37 @@ const Kernels* kernels_by_name(const char* name) {
 
 namespace {
 
-const Kernels& choose() {
-  if (const char* asked = std::getenv("Z3EXT_CPU_CAPABILITY")) {
-    if (const Kernels* table = kernels_by_name(asked)) {
-      return *table;
-    }
-  }
+const Kernels& best() {
   for (const char* name : {"avx512", "avx2"}) {
     if (const Kernels* table = kernels_by_name(name)) {
       return *table;
     }
   }
   return plain::table();
+}
+
+bool is_first_rank() {
+  const char* rank = std::getenv("RANK");
+  return rank == nullptr || std::strcmp(rank, "0") == 0;
+}
+
+const Kernels& choose() {
+  const char* asked = std::getenv("Z3EXT_CPU_CAPABILITY");
+  if (asked == nullptr || *asked == '\0') {
+    return best();
+  }
+  if (const Kernels* table = kernels_by_name(asked)) {
+    return *table;
+  }
+  if (is_first_rank()) {
+    std::fprintf(
+        stderr,
+        "z3ext: Z3EXT_CPU_CAPABILITY is '%s'; expected plain, or avx2 or "
+        "avx512 where the processor has it; the %s kernels are used\n",
+        asked,
+        best().name);
+  }
+  return best();
 }
 
 } // namespace

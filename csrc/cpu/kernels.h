@@ -48,7 +48,7 @@ struct Kernels {
 };
 
 // The best table for this machine; Z3EXT_CPU_CAPABILITY=plain|avx2|avx512 asks
-// for a lower one (an unknown or unsupported name is ignored).
+// for a lower one. A name that is unknown or unsupported is told on stderr.
 const Kernels& kernels();
 
 // The table of that name, or nullptr where the machine or the build lacks it.

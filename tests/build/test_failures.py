@@ -127,7 +127,7 @@ def test_a_cache_that_is_only_read(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(job: object, limit_s: float) -> None:
+    def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(_compile, "compile_library", fail)
