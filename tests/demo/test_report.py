@@ -26,6 +26,7 @@ def _side(gradient_ms: float, collectives: int) -> Side:
         skipped=[1],
         samples_per_second=12.5,
         phases_ms=phases,
+        gradient_half_ms=(gradient_ms - 2.5, gradient_ms + 3.5),
         collectives={"allreduce_": collectives, "_allgather_base_": 3},
         gradient_collectives=collectives,
     )
@@ -63,11 +64,21 @@ def test_table_shows_both_sides() -> None:
     for what in ("every loss  ", "every gradient norm", "every loss scale", "final fp32 weights"):
         assert _line(text, what)[-1] == "identical", what
     assert _line(text, "samples per second") == ["12.50", "12.50", "1.00", "x"]
-    assert _line(text, "gradient path") == ["118.0", "59.0", "0.50", "x"]
+    assert _line(text, "gradient path ") == ["118.0", "59.0", "2.00", "x"]
+    halves = _line(text, "gradient path, middle half of the steps")
+    assert halves == ["116", "to", "122", "56", "to", "62"]
+    assert "NOTE" not in text
     assert _line(text, "collectives per step in the gradient path")[:2] == ["8", "6"]
     assert _line(text, "other collectives per step") == ["3", "3"]
     assert "59.0 ms a step instead of 118.0 ms" in text.splitlines()[-1]
     assert "DIFFERENT" not in text
+
+
+@pytest.mark.parametrize("noisy", ["stock", "z3ext"])
+def test_a_busy_machine_is_named(noisy: str) -> None:
+    side = dataclasses.replace(_side(100.0, 6), gradient_half_ms=(90.0, 111.0))
+    text = table(_result(**{noisy: side}))
+    assert "NOTE: the gradient path's times spread by 21%" in text.splitlines()[-2]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ import platform
 from collections.abc import Sequence
 
 from z3ext.demo import timing
-from z3ext.demo.results import DemoResult
+from z3ext.demo.results import DemoResult, Side
 
 _WIDTHS = (44, 17, 17, 9)
 _DIFFERENT = "DIFFERENT"
+_NOISY = 0.2  # the middle half's width, as a share of the median
 
 
 def _row(label: str, stock: str = "", served: str = "", ratio: str = "") -> str:
@@ -23,8 +24,8 @@ def _verdict(first: int | None) -> str:
     return "identical" if first is None else f"{_DIFFERENT} (first at step {first})"
 
 
-def _ratio(before: float, after: float) -> str:
-    return f"{after / before:.2f} x" if before else ""
+def _times(better: float, worse: float) -> str:
+    return f"{better / worse:.2f} x" if worse else ""
 
 
 def _steps(numbers: Sequence[int]) -> str:
@@ -50,7 +51,7 @@ def table(result: DemoResult) -> str:
     lines = [
         *_setting(result),
         "",
-        _row("", "stock", "with z3ext", "ratio"),
+        _row("", "stock", "with z3ext", "better"),
         rule,
         _row(
             f"loss after {result.steps} steps",
@@ -80,7 +81,7 @@ def table(result: DemoResult) -> str:
             "samples per second",
             f"{stock.samples_per_second:.2f}",
             f"{served.samples_per_second:.2f}",
-            _ratio(stock.samples_per_second, served.samples_per_second),
+            _times(served.samples_per_second, stock.samples_per_second),
         ),
         "milliseconds per step (medians of blocks in turn):",
         *(
@@ -88,15 +89,16 @@ def table(result: DemoResult) -> str:
                 f"  {name}",
                 f"{stock.phases_ms[name]:.1f}",
                 f"{served.phases_ms[name]:.1f}",
-                _ratio(stock.phases_ms[name], served.phases_ms[name]),
+                _times(stock.phases_ms[name], served.phases_ms[name]),
             )
             for name in timing.PHASES
         ),
+        _row("  gradient path, middle half of the steps", _half(stock), _half(served)),
         _row(
             "collectives per step in the gradient path",
             str(stock.gradient_collectives),
             str(served.gradient_collectives),
-            _ratio(stock.gradient_collectives, served.gradient_collectives),
+            _times(stock.gradient_collectives, served.gradient_collectives),
         ),
         _row(
             "other collectives per step",
@@ -107,9 +109,29 @@ def table(result: DemoResult) -> str:
         _row("z3ext.status(engine).served", "", str(result.status["served"])),
         _row("z3ext.status(engine).reason", "", str(result.status["reason"] or "-")),
         rule,
+        *_noise(stock, served),
         _summary(result),
     ]
     return "\n".join(lines)
+
+
+def _half(side: Side) -> str:
+    first, third = side.gradient_half_ms
+    return f"{first:.0f} to {third:.0f}"
+
+
+def _noise(*sides: Side) -> list[str]:
+    """A warning where times vary too much to be compared."""
+    spread = max(
+        (s.gradient_half_ms[1] - s.gradient_half_ms[0]) / s.phases_ms[timing.GRADIENT]
+        for s in sides
+    )
+    if spread <= _NOISY:
+        return []
+    return [
+        f"NOTE: the gradient path's times spread by {spread:.0%}: something else runs on this "
+        "machine, so read no speed-up from them"
+    ]
 
 
 def _summary(result: DemoResult) -> str:

@@ -21,6 +21,7 @@ class Side:
         skipped: the training steps, from 1, that were skipped because a gradient overflowed.
         samples_per_second: over all ranks, from the median step of the timing phase.
         phases_ms: milliseconds by phase of `timing.PHASES`, medians of the timing phase.
+        gradient_half_ms: the gradient path's first and third quartile, in the same way.
         collectives: calls of each collective in one step, by c10d's name.
         gradient_collectives: those of them that belong to the gradient path.
     """
@@ -31,8 +32,13 @@ class Side:
     skipped: list[int]
     samples_per_second: float
     phases_ms: dict[str, float]
+    gradient_half_ms: tuple[float, float]
     collectives: dict[str, int]
     gradient_collectives: int
+
+
+def _side(fields: Mapping[str, Any]) -> Side:
+    return Side(**{**fields, "gradient_half_ms": tuple(fields["gradient_half_ms"])})
 
 
 @dataclass(frozen=True)
@@ -103,8 +109,8 @@ class DemoResult:
         return DemoResult(
             **{
                 **fields,
-                "stock": Side(**fields["stock"]),
-                "z3ext": Side(**fields["z3ext"]),
+                "stock": _side(fields["stock"]),
+                "z3ext": _side(fields["z3ext"]),
                 "comparison": Comparison(**fields["comparison"]),
             }
         )

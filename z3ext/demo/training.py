@@ -118,7 +118,7 @@ def _train(run: _Run, steps: int, corpus: Corpus, device: torch.device, bar: tqd
         timing.time_optimizer(run.engine.optimizer, run.clock)
         for _ in range(steps):
             run.step(corpus, device)
-            bar.set_postfix_str(f"loss {run.steps[-1].loss:.3f}", refresh=False)
+            bar.set_postfix_str(f"rank 0's loss {run.steps[-1].loss:.3f}", refresh=False)
             bar.update()
             if run.name == "z3ext" and len(run.steps) == 1:
                 _require_served(run.engine)
@@ -193,6 +193,14 @@ def _compare(runs: Sequence[_Run]) -> Comparison:
     )
 
 
+def _middle_half(values: Sequence[float]) -> tuple[float, float]:
+    """The first and the third quartile."""
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, n=4)
+    return first, third
+
+
 def _side(run: _Run, steps: int, timed: Sequence[int], collectives: dict[str, int]) -> Side:
     losses = _gather([step.loss for step in run.steps[:steps]])
     measured = [run.steps[number] for number in timed]
@@ -211,6 +219,7 @@ def _side(run: _Run, steps: int, timed: Sequence[int], collectives: dict[str, in
             name: 1e3 * statistics.median(phases[name] for phases in clocked)
             for name in timing.PHASES
         },
+        gradient_half_ms=_middle_half([1e3 * phases[timing.GRADIENT] for phases in clocked]),
         collectives=collectives,
         gradient_collectives=timing.gradient_collectives(collectives),
     )
