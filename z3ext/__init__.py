@@ -14,16 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from z3ext._build import BuildError
 from z3ext._library import install_lazy_namespace
+from z3ext.overflow import NonFiniteGradientError, Overflow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from z3ext.deepspeed.patch import PatchHandle
     from z3ext.deepspeed.status import Status
 
 __version__ = "0.1.0"
 __all__ = [
     "BuildError",
+    "NonFiniteGradientError",
+    "Overflow",
     "__version__",
     "is_patched",
+    "last_overflow",
     "patch_deepspeed",
     "status",
     "unpatch_deepspeed",
@@ -32,7 +38,11 @@ __all__ = [
 install_lazy_namespace()
 
 
-def patch_deepspeed(mode: str = "auto", strict: bool = False) -> PatchHandle:
+def patch_deepspeed(
+    mode: str = "auto",
+    strict: bool = False,
+    on_nonfinite: str | Callable[[Overflow], None] = "skip",
+) -> PatchHandle:
     """Replace DeepSpeed ZeRO stage 3's gradient path by fused kernels, in this process.
 
     Called before or after ``deepspeed.initialize``: an engine that exists already is served from
@@ -44,19 +54,23 @@ def patch_deepspeed(mode: str = "auto", strict: bool = False) -> PatchHandle:
         mode: "auto" follows the config: the same bits as DeepSpeed without z3ext. "all_reduce" or
             "reduce_scatter" asks for the other collective on purpose.
         strict: raise where DeepSpeed's sources are unknown, in place of a warning.
+        on_nonfinite: what follows when a step is skipped because a gradient is not finite, after
+            the line in the log that names the parameter. "skip": nothing. "raise": ``step()``
+            raises ``z3ext.NonFiniteGradientError``, with the step skipped. A callable is called
+            with a ``z3ext.Overflow``. On every rank alike.
 
     Returns:
         A handle: ``undo()`` restores DeepSpeed to what it was; so does leaving its ``with`` block.
 
     Raises:
-        ValueError: an unknown mode.
+        ValueError: an unknown mode or on_nonfinite.
         ImportError: DeepSpeed is not installed.
         z3ext.BuildError: the native library cannot be built; DeepSpeed is left alone.
         z3ext.deepspeed.patch.UnsupportedDeepSpeedError: strict, and the sources are unknown.
     """
     from z3ext.deepspeed.patch import patch
 
-    return patch(mode=mode, strict=strict)
+    return patch(mode=mode, strict=strict, on_nonfinite=on_nonfinite)
 
 
 def unpatch_deepspeed() -> None:
@@ -87,3 +101,14 @@ def status(engine: Any) -> Status:
     from z3ext.deepspeed.patch import status as status_of
 
     return status_of(engine)
+
+
+def last_overflow(engine: Any) -> Overflow | None:
+    """The last step of a DeepSpeed engine that was skipped while z3ext served it; else None.
+
+    Args:
+        engine: what ``deepspeed.initialize`` returned first.
+    """
+    from z3ext.deepspeed.patch import last_overflow as last_overflow_of
+
+    return last_overflow_of(engine)

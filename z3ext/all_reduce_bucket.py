@@ -13,7 +13,7 @@ from z3ext import ops
 from z3ext.collectives import SumOverRanks
 from z3ext.layout import parameter_major
 from z3ext.pending import PendingGradients
-from z3ext.reducer import Counters, LocalFlag, Scaling
+from z3ext.reducer import Counters, LocalFlags, Scaling
 from z3ext.streams import BucketStream
 
 
@@ -67,7 +67,7 @@ class AllReduceBucket:
         self._begins = begins
         self._counters = counters
         self._plans: dict[int, _Plan] = {}  # by the key that came first
-        self._flag = LocalFlag()
+        self.flags = LocalFlags()
         self.clear()
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ class AllReduceBucket:
         *offsets, end = itertools.accumulate(waiting, initial=contents.packed_numel)
         self._stream.wait_for_writers(grads)
         with self._stream.active():
-            flag = self._flag.on(memory.device)
+            flag = self.flags.on(memory.device)
             ops.pack_(grads, offsets, memory, flag, divisors)
         self._counters.packs += 1
         # Only now: a pack that was refused or found no memory can be tried again.

@@ -24,7 +24,7 @@ from z3ext import ops
 from z3ext.collectives import SumOverRanks
 from z3ext.layout import partition_numel, rank_slice
 from z3ext.pending import PendingGradients
-from z3ext.reducer import Counters, LocalFlag, Scaling
+from z3ext.reducer import Counters, LocalFlags, Scaling
 from z3ext.streams import BucketStream
 
 _T = TypeVar("_T")
@@ -125,7 +125,7 @@ class ReduceScatterBucket:
         self._counters = counters
         self._dtype = dtype
         self._plans: dict[int, RowPlan] = {}  # by the key that came first
-        self._flag = LocalFlag()
+        self.flags = LocalFlags()
         self.clear()
 
     def clear(self) -> None:
@@ -222,7 +222,7 @@ class ReduceScatterBucket:
         world_size = self._over.world_size
         self._stream.wait_for_writers(grads)
         with self._stream.active():
-            flag = self._flag.on(rows.device)
+            flag = self.flags.on(rows.device)
             ops.pack_rows_(grads, offsets, plan.row_numel, world_size, rows, flag, divisors)
 
     def _pack_sequence(
@@ -237,7 +237,7 @@ class ReduceScatterBucket:
         *offsets, end = itertools.accumulate(numels, initial=contents.sequence_numel)
         self._stream.wait_for_writers(grads)
         with self._stream.active():
-            ops.pack_(grads, offsets, buffer, self._flag.on(buffer.device), divisors)
+            ops.pack_(grads, offsets, buffer, self.flags.on(buffer.device), divisors)
         # Only now: a pack that was refused or found no memory can be tried again.
         contents.sequence.update(zip(keys, offsets, strict=True))
         contents.sequence_numel = end

@@ -22,6 +22,8 @@ class Counters:
     packs: int = 0
     collectives: int = 0
     bytes_reduced: int = 0
+    steps: int = 0
+    skipped: int = 0
 
 
 class Scaling(NamedTuple):
@@ -43,6 +45,8 @@ class GradientBucket(Protocol):
     #: arrival; other lists after ``clear`` and ``reduce``. Attributes, since every hook reads them.
     keys: list[int]
     numels: list[int]
+
+    flags: LocalFlags
 
     def clear(self) -> None:
         """Forget the contents, reduced or not."""
@@ -84,17 +88,30 @@ class GradientBucket(Protocol):
         ...
 
 
-class LocalFlag:
-    """Whether a stored value was inf or nan on this rank.
+class LocalFlags:
+    """Whether a stored value was inf or nan on this rank, by micro-step of one optimizer step.
 
     A diagnosis only: a sum can overflow though every addend is finite.
     """
 
     def __init__(self) -> None:
-        self._flag: Tensor | None = None
+        self._flags: dict[int, Tensor] = {}
+        self._micro_step = 0
+
+    def begin(self, micro_step: int) -> None:
+        """The ``micro_step``-th backward of a step begins; the 0th forgets the step before."""
+        if micro_step == 0:
+            self._flags = {}
+        self._micro_step = micro_step
 
     def on(self, device: torch.device) -> Tensor:
-        """The flag, a 0-dim bool, for ops on that device."""
-        if self._flag is None or self._flag.device != device:
-            self._flag = torch.zeros((), dtype=torch.bool, device=device)
-        return self._flag
+        """This micro-step's flag, a 0-dim bool, for ops on that device."""
+        flag = self._flags.get(self._micro_step)
+        if flag is None or flag.device != device:
+            flag = torch.zeros((), dtype=torch.bool, device=device)
+            self._flags[self._micro_step] = flag
+        return flag
+
+    def first(self) -> int | None:
+        """The first micro-step whose flag is set; None when there is none. Reads the device."""
+        return next((step for step in sorted(self._flags) if bool(self._flags[step])), None)

@@ -254,7 +254,7 @@ def test_decided_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         asked.append(optimizer)
         return "the reason (its_key)"
 
-    adoptions = adopt.Adoptions({}, refuse, lambda optimizer: Alone(), "auto")
+    adoptions = adopt.Adoptions({}, refuse, lambda optimizer: Alone(), "auto", print)
     first, second = Optimizer(), Optimizer()
     names = set(vars(first))
     with caplog.at_level(logging.INFO, "z3ext"):

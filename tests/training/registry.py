@@ -12,6 +12,7 @@ from .cases_planted import CASES as PLANTED_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
 from .cases_sharing import CASES as SHARING_CASES
 from .checks_agreement import CHECKS as AGREEMENT_CHECKS
+from .checks_diagnosis import CHECKS as DIAGNOSIS_CHECKS
 from .checks_fingerprint import CHECKS as FINGERPRINT_CHECKS
 from .checks_memory import CHECKS as MEMORY_CHECKS
 from .checks_modes import CHECKS as MODES_CHECKS
@@ -35,6 +36,7 @@ def _collect() -> dict[str, Case | Check]:
         MODES_CHECKS,
         REFRESH_CHECKS,
         AGREEMENT_CHECKS,
+        DIAGNOSIS_CHECKS,
         MEMORY_CHECKS,
     )
     for group in groups:

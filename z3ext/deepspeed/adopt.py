@@ -17,6 +17,7 @@ from torch import Tensor
 from z3ext._log import log_rank0
 from z3ext.agreement import Agreement
 from z3ext.collectives import NativeSum, OneRank, SumOverRanks
+from z3ext.deepspeed.diagnosis import Diagnosis, Reaction
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.paths import choose_path, config_mode
 from z3ext.deepspeed.stage3 import ServedPath, StockPath
@@ -39,6 +40,7 @@ class Adoptions:
         refusal: why this rank does not serve an optimizer, "" when it does.
         agreement: how the ranks of an optimizer agree.
         mode: "auto" for the path of each optimizer's config, or the path for all of them.
+        react: what follows an overflow.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Adoptions:
         refusal: Callable[[Any], str],
         agreement: Callable[[Any], Agreement],
         mode: str,
+        react: Reaction,
     ) -> None:
         self._mode = mode
+        self._react = react
         self._stock = stock
         self._refusal = refusal
         self._agreement = agreement
@@ -97,7 +101,7 @@ class Adoptions:
             log_rank0(logging.WARNING, f"not served: {reason}; DeepSpeed's own methods run")
         else:
             wanted = config_mode(optimizer)
-            decision = _make_adapter(optimizer, self._stock, mode)
+            decision = _make_adapter(optimizer, self._stock, mode, self._react)
             asked = (
                 "" if mode == wanted else f", by mode={mode!r} in place of the config's {wanted}"
             )
@@ -120,14 +124,18 @@ def counters_of(optimizer: Any) -> Counters:
     return _counters.setdefault(optimizer, Counters())
 
 
-def _make_adapter(optimizer: Any, stock: dict[str, Method], mode: str) -> ServedPath:
-    over = _sum_over(partition_group(optimizer))
+def _make_adapter(
+    optimizer: Any, stock: dict[str, Method], mode: str, react: Reaction
+) -> ServedPath:
+    group = partition_group(optimizer)
+    over = _sum_over(group)
     stream = _stream_of(optimizer)
     norms = segment_norms(optimizer.grad_partitions_flat_buffer.device)
     counters = counters_of(optimizer)
     step = GradientStep(optimizer, stock, over, stream, norms, counters)
     path = choose_path(mode, over, stream, counters)
-    return ServedPath(optimizer, stock, path, stream, step)
+    diagnosis = Diagnosis(optimizer, group, react)
+    return ServedPath(optimizer, stock, path, stream, step, diagnosis, counters)
 
 
 class DeepSpeedSum:

@@ -31,11 +31,12 @@ REPLACED = (
     "_get_norm_groups",
     "_prepare_fp32_grad_for_sub_group",
     "unscale_and_clip_grads",
+    "_loss_scale_update_and_overflow_cleanup",
     "_post_step",
 )
 #: Replaced for speed, or to be called early: an override that calls DeepSpeed's own, or does its
 #: work, is as right.
-SHORT_CUTS = (BEGIN, READY, "_post_step")
+SHORT_CUTS = (BEGIN, READY, "_loss_scale_update_and_overflow_cleanup", "_post_step")
 
 #: Methods that stock calls from those and z3ext does not: an override would be passed by.
 BYPASSED = (

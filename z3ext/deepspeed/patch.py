@@ -19,10 +19,12 @@ from z3ext._log import log_rank0, show_lines
 from z3ext.agreement import Agreement, agreement_of
 from z3ext.deepspeed import support
 from z3ext.deepspeed.adopt import Adoptions, counters_of
+from z3ext.deepspeed.diagnosis import Reaction, last_overflow_of, reaction
 from z3ext.deepspeed.fingerprint import PRIVATE, REPLACED, unknown_symbols
 from z3ext.deepspeed.paths import MODES
 from z3ext.deepspeed.quiet import Quiet
 from z3ext.deepspeed.status import Status
+from z3ext.overflow import Overflow
 
 Method = Callable[..., Any]
 
@@ -63,22 +65,31 @@ class PatchHandle:
         self.undo()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What the user asked for."""
+
+    mode: str
+    on_nonfinite: str | Reaction
+
+
 class _Installation:
     """The methods on the optimizer class, z3ext's and stock's."""
 
-    def __init__(self, mode: str) -> None:
-        self.mode = mode
+    def __init__(self, options: _Options) -> None:
+        self.options = options
+        react = reaction(options.on_nonfinite)
         self.stock: dict[str, Method] = {
             name: vars(DeepSpeedZeroOptimizer_Stage3)[name] for name in REPLACED
         }
-        self.adoptions = Adoptions(self.stock, self._refusal, _agreement, mode)
+        self.adoptions = Adoptions(self.stock, self._refusal, _agreement, options.mode, react)
         self.replacements = _replacements(self.adoptions, self.stock)
         self.quiet = Quiet()
         self.handle = PatchHandle(self)
 
     def _refusal(self, optimizer: Any) -> str:
         return support.refusal(
-            optimizer, DeepSpeedZeroOptimizer_Stage3, self.replacements, self.mode
+            optimizer, DeepSpeedZeroOptimizer_Stage3, self.replacements, self.options.mode
         )
 
     def install(self) -> None:
@@ -141,6 +152,9 @@ def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, M
     def unscale(self: Any, sub_group_id: int, total_norm: Any) -> None:
         adoptions.of(self).unscale(sub_group_id, total_norm)
 
+    def update_loss_scale(self: Any) -> bool:
+        return adoptions.of(self).update_loss_scale()
+
     @torch.no_grad()
     def post_step(self: Any, timer_names: Any) -> None:
         adoptions.of(self).post_step(timer_names)
@@ -154,6 +168,7 @@ def _replacements(adoptions: Adoptions, stock: dict[str, Method]) -> dict[str, M
         norm_groups,
         prepare,
         unscale,
+        update_loss_scale,
         post_step,
     )
     return {
@@ -182,19 +197,17 @@ class _Current:
 _current = _Current()
 
 
-def patch(mode: str = "auto", strict: bool = False) -> PatchHandle:
+def patch(
+    mode: str = "auto", strict: bool = False, on_nonfinite: str | Reaction = "skip"
+) -> PatchHandle:
     """See ``z3ext.patch_deepspeed``."""
     show_lines()
     if mode not in MODES:
         raise ValueError(f"z3ext: mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
+    reaction(on_nonfinite)
+    wanted = _Options(mode, on_nonfinite)
     if _current.installation is not None:
-        installed = _current.installation.mode
-        if mode != installed:
-            log_rank0(
-                logging.WARNING,
-                f"already patched with mode={installed!r}: mode={mode!r} is not taken; "
-                "call z3ext.unpatch_deepspeed() first",
-            )
+        _say_untaken(_current.installation.options, wanted)
         return _current.installation.handle
     if os.environ.get("Z3EXT_DISABLE") == "1":
         _current.reason = "Z3EXT_DISABLE=1 is set"
@@ -209,11 +222,22 @@ def patch(mode: str = "auto", strict: bool = False) -> PatchHandle:
         log_rank0(logging.WARNING, reason)
         return PatchHandle()
     _library.load()  # compiles here, not in the middle of the first backward
-    installation = _Installation(mode)
+    installation = _Installation(wanted)
     installation.install()
     _current.installation = installation
     log_rank0(logging.INFO, f"patched DeepSpeed {deepspeed.__version__}")
     return installation.handle
+
+
+def _say_untaken(installed: _Options, wanted: _Options) -> None:
+    for name, value in vars(wanted).items():
+        found = vars(installed)[name]
+        if found != value:
+            log_rank0(
+                logging.WARNING,
+                f"already patched with {name}={found!r}: {name}={value!r} is not taken; "
+                "call z3ext.unpatch_deepspeed() first",
+            )
 
 
 def unpatch() -> None:
@@ -239,3 +263,8 @@ def status(engine: Any) -> Status:
         return Status(False, _current.reason, "stock", **counts)
     reason, mode, note = _current.installation.adoptions.outlook(optimizer)
     return Status(not reason, reason, mode, note=note, **counts)
+
+
+def last_overflow(engine: Any) -> Overflow | None:
+    """See ``z3ext.last_overflow``."""
+    return last_overflow_of(engine.optimizer)

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from z3ext._log import log_rank0
 from z3ext.deepspeed import refresh
+from z3ext.deepspeed.diagnosis import Diagnosis, Origin
 from z3ext.deepspeed.fingerprint import ADD_GRAD, BEGIN, PRIVATE, READY, REDUCE_BUCKET
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.hooks import HookWatch
 from z3ext.deepspeed.paths import ReductionPath, stock_reduces_by
 from z3ext.deepspeed.support import partition_group
 from z3ext.ownership import owns_memory
+from z3ext.reducer import Counters
 from z3ext.streams import BucketStream
 
 Method = Callable[..., Any]
@@ -70,6 +72,10 @@ class GradientPath(Protocol):
         """``unscale_and_clip_grads``: the fp32 gradient's values."""
         ...
 
+    def update_loss_scale(self) -> bool:
+        """``_loss_scale_update_and_overflow_cleanup``: whether the step is skipped."""
+        ...
+
     def post_step(self, timer_names: Any) -> None:
         """``_post_step``: gather the persistent parameters, then DeepSpeed's bookkeeping."""
         ...
@@ -110,6 +116,9 @@ class StockPath:
     def unscale(self, sub_group: int, total_norm: Any) -> None:
         self._stock["unscale_and_clip_grads"](self._optimizer, sub_group, total_norm)
 
+    def update_loss_scale(self) -> bool:
+        return bool(self._stock["_loss_scale_update_and_overflow_cleanup"](self._optimizer))
+
     def post_step(self, timer_names: Any) -> None:
         self._stock["_post_step"](self._optimizer, timer_names)
 
@@ -123,6 +132,8 @@ class ServedPath:
         reduction: how buckets are reduced.
         stream: where bucket work runs.
         step: the check, norm and unscale at the step.
+        diagnosis: names what made a step overflow.
+        counters: the engine's.
     """
 
     reason = ""
@@ -134,6 +145,8 @@ class ServedPath:
         reduction: ReductionPath,
         stream: BucketStream,
         step: GradientStep,
+        diagnosis: Diagnosis,
+        counters: Counters,
     ) -> None:
         self.mode = reduction.mode
         self._optimizer = optimizer
@@ -142,6 +155,8 @@ class ServedPath:
         self._bounded = reduction.bounded(optimizer)
         self._stream = stream
         self._step = step
+        self._diagnosis = diagnosis
+        self._counters = counters
         self._group = partition_group(optimizer)
         params = list(itertools.chain.from_iterable(optimizer.fp16_groups))
         ends = itertools.accumulate((param.partition_numel() for param in params), initial=0)
@@ -154,6 +169,7 @@ class ServedPath:
         self._watch = HookWatch(optimizer)
         self._watched = ""  # the hook for which this backward's buckets are stock's
         self.note = ""
+        self._stock_filled = False  # a bucket of this optimizer step, so that no flag tells of it
 
     # --- buckets ----------------------------------------------------------------------------------
 
@@ -165,6 +181,11 @@ class ServedPath:
         paths: so where anybody may look, stock's methods fill and reduce the buckets.
         """
         self._stock[BEGIN](self._optimizer)
+        micro_step = self._optimizer.micro_step_id
+        if micro_step == 0:
+            self._stock_filled = False
+        for bucket in self._buckets.values():
+            bucket.flags.begin(micro_step)
         self._watched = self._watch.first()
         if self._watched and not self.note:
             log_rank0(logging.WARNING, f"{self._watched}: {_LEFT}; the step is z3ext's")
@@ -203,6 +224,7 @@ class ServedPath:
         too_large = self._bounded and elements > optimizer.reduce_bucket_size
         if begins_stocks or too_large or len(ours.keys) != len(params):
             self._stock[ADD_GRAD](optimizer, param)
+            self._stock_filled = True
             return
         # Stock copies here. What may change before the pack must not wait.
         urgent = not owns_memory(grad) and theirs.buffer is not None
@@ -301,7 +323,24 @@ class ServedPath:
     def unscale(self, sub_group: int, total_norm: Any) -> None:
         self._step.unscale(sub_group, total_norm)
 
+    def update_loss_scale(self) -> bool:
+        optimizer = self._optimizer
+        stock = self._stock["_loss_scale_update_and_overflow_cleanup"]
+        if not optimizer.overflow:
+            return bool(stock(optimizer))
+        self._counters.steps += 1
+        self._counters.skipped += 1
+        flags = (bucket.flags.first() for bucket in self._buckets.values())
+        first = min((step for step in flags if step is not None), default=None)
+        found = self._diagnosis.look(Origin(not self._stock_filled, first))
+        before = float(optimizer.loss_scale)
+        try:
+            return bool(stock(optimizer))
+        finally:  # also where the loss scale is at its minimum, for which DeepSpeed raises
+            self._diagnosis.tell(found, self._counters.steps, before)
+
     def post_step(self, timer_names: Any) -> None:
+        self._counters.steps += 1
         optimizer = self._optimizer
         refresh.gather(optimizer.persistent_parameters, self._group)
         # Finds nothing left to gather, or what the refresh leaves to it.

@@ -16,6 +16,8 @@ class Status:
     packs: launches that packed gradients into a bucket.
     collectives: collectives issued for buckets, overflow checks and norms; none at world size 1.
     bytes_reduced: bytes of the buckets that were reduced, on this rank.
+    steps: optimizer steps while z3ext served the engine, skipped ones included.
+    skipped: those that were skipped because a gradient was not finite.
     note: what of the last backward was left to DeepSpeed although the engine is served, and why;
         empty when nothing was.
     """
@@ -27,4 +29,6 @@ class Status:
     packs: int = 0
     collectives: int = 0
     bytes_reduced: int = 0
+    steps: int = 0
+    skipped: int = 0
     note: str = ""
