@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from z3ext.collectives import OneRank, SumOverRanks
-from z3ext.reducer import GradientBucket, Scaling
+from z3ext.partitions import FlatPartitions, Scaling
+from z3ext.reducer import GradientBucket
 
 STORED = (torch.float16, torch.bfloat16, torch.float32)
 POISON = -123.0
@@ -134,6 +135,6 @@ def send(bucket: GradientBucket, params: Mapping[int, Tensor], turn: Turn) -> No
             bucket.pack(turn.buffer, turn.scaling.divisors)
     assert bucket.keys == list(params)
     assert bucket.numels == [param.numel() for param in params.values()]
-    bucket.reduce(turn.buffer, turn.scaling, turn.partitions, turn.accumulate)
+    bucket.reduce(turn.buffer, turn.scaling, FlatPartitions(turn.partitions), turn.accumulate)
     assert (bucket.keys, bucket.numels) == ([], [])
     assert all(param.grad is None for param in params.values())

@@ -30,8 +30,9 @@ from torch import Tensor
 from z3ext import ops
 from z3ext import pending as pending_module
 from z3ext.collectives import SumOverRanks
+from z3ext.partitions import Scaling
 from z3ext.reduce_scatter_bucket import ReduceScatterBucket
-from z3ext.reducer import Counters, Scaling
+from z3ext.reducer import Counters
 from z3ext.streams import BucketStream, HostOrder
 
 

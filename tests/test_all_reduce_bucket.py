@@ -31,7 +31,8 @@ from torch import Tensor
 from z3ext import pending as pending_module
 from z3ext.all_reduce_bucket import AllReduceBucket
 from z3ext.collectives import OneRank, SumOverRanks
-from z3ext.reducer import Counters, Scaling
+from z3ext.partitions import FlatPartitions, Scaling
+from z3ext.reducer import Counters
 from z3ext.streams import HostOrder
 
 
@@ -344,7 +345,7 @@ def test_refused(grad: Tensor, pieces: tuple[str, ...], generator: torch.Generat
     partitions = torch.full((made.partition_numel,), POISON)
     with pytest.raises(RuntimeError, match=r"z3ext::pack_: ") as caught:
         add(made, {0: good, 1: bad}, buffer)
-        made.bucket.reduce(buffer, NO_SCALING, partitions, accumulate=False)
+        made.bucket.reduce(buffer, NO_SCALING, FlatPartitions(partitions), accumulate=False)
     for piece in pieces:
         assert piece in str(caught.value)
     assert good.grad is kept

@@ -35,8 +35,9 @@ from rows_support import (
 from torch import Tensor
 
 from z3ext.collectives import OneRank
+from z3ext.partitions import FlatPartitions, Scaling
 from z3ext.reduce_scatter_bucket import ReduceScatterBucket, plan_rows
-from z3ext.reducer import Counters, Scaling
+from z3ext.reducer import Counters
 from z3ext.streams import HostOrder
 
 __all__ = ["in_pairs", "one_by_one"]  # fixtures, found by name
@@ -238,7 +239,8 @@ def test_refused(
         made.bucket.add(bad, grad, 1)
         if packed:
             made.bucket.pack(turn.buffer, ())
-        made.bucket.reduce(*turn)
+        partitions = FlatPartitions(turn.partitions)
+        made.bucket.reduce(turn.buffer, turn.scaling, partitions, turn.accumulate)
     for piece in pieces:
         assert piece in str(caught.value)
     assert good.grad is kept
@@ -311,7 +313,7 @@ def test_a_pack_that_failed_can_be_tried_again(
                     bucket.pack(buffer, ())
                 monkeypatch.undo()
                 bucket.pack(buffer, ())
-        bucket.reduce(buffer, Scaling((), ()), partitions, False)
+        bucket.reduce(buffer, Scaling((), ()), FlatPartitions(partitions), False)
         assert partitions.tolist() == [1.0] * 3 + [2.0] * 4
 
 

@@ -25,7 +25,7 @@ from rows_support import (
 from torch import Tensor
 
 from z3ext.collectives import OneRank
-from z3ext.reducer import Scaling
+from z3ext.partitions import Scaling
 from z3ext.streams import HostOrder
 
 __all__ = ["calls", "in_pairs", "one_by_one"]  # fixtures, found by name

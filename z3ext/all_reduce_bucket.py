@@ -12,23 +12,21 @@ from torch import Tensor
 from z3ext import ops
 from z3ext.collectives import SumOverRanks
 from z3ext.layout import parameter_major
+from z3ext.partitions import Partitions, Scaling, Slices
 from z3ext.pending import PendingGradients
-from z3ext.reducer import Counters, LocalFlags, Scaling
+from z3ext.reducer import Counters, LocalFlags
 from z3ext.streams import BucketStream
 
 
 class _Plan(NamedTuple):
-    """This rank's slices of the gradients that came in a certain order, as ``ops.unpack_`` wants.
+    """This rank's slices of the gradients that came in a certain order.
 
     Slices without elements are left out: stock leaves such a partition as it is.
     """
 
     keys: list[int]
     all_numels: list[int]
-    src_offsets: list[int]
-    dst_offsets: list[int]
-    numels: list[int]
-    padded_numels: list[int]
+    slices: Slices
 
 
 @dataclass
@@ -100,7 +98,7 @@ class AllReduceBucket:
         contents.pending.release()
 
     def reduce(
-        self, buffer: Tensor | None, scaling: Scaling, partitions: Tensor, accumulate: bool
+        self, buffer: Tensor | None, scaling: Scaling, partitions: Partitions, accumulate: bool
     ) -> None:
         self.pack(buffer, scaling.divisors)
         plan = self._plan()
@@ -109,7 +107,7 @@ class AllReduceBucket:
             if self._over.all_reduce_(bucket):
                 self._counters.collectives += 1
                 self._counters.bytes_reduced += bucket.nbytes
-            ops.unpack_(bucket, partitions, *plan[2:], scaling.multipliers, accumulate)
+            partitions.store(bucket, plan.slices, scaling, accumulate)
         self._counters.buckets += 1
         self.clear()
 
@@ -123,10 +121,12 @@ class AllReduceBucket:
             plan = _Plan(
                 keys,
                 numels,
-                [layout.src_offsets[i] for i in kept],
-                [self._begins[keys[i]] for i in kept],
-                [layout.numels[i] for i in kept],
-                [layout.padded_numels[i] for i in kept],
+                Slices(
+                    [layout.src_offsets[i] for i in kept],
+                    [self._begins[keys[i]] for i in kept],
+                    [layout.numels[i] for i in kept],
+                    [layout.padded_numels[i] for i in kept],
+                ),
             )
             self._plans[keys[0]] = plan
         return plan

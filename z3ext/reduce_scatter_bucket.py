@@ -23,8 +23,9 @@ from torch import Tensor
 from z3ext import ops
 from z3ext.collectives import SumOverRanks
 from z3ext.layout import partition_numel, rank_slice
+from z3ext.partitions import Partitions, Scaling, Slices
 from z3ext.pending import PendingGradients
-from z3ext.reducer import Counters, LocalFlags, Scaling
+from z3ext.reducer import Counters, LocalFlags
 from z3ext.streams import BucketStream
 
 _T = TypeVar("_T")
@@ -161,7 +162,7 @@ class ReduceScatterBucket:
         pending.release()
 
     def reduce(
-        self, buffer: Tensor | None, scaling: Scaling, partitions: Tensor, accumulate: bool
+        self, buffer: Tensor | None, scaling: Scaling, partitions: Partitions, accumulate: bool
     ) -> None:
         contents = self._contents
         plan = self._plans.get(contents.keys[0])
@@ -176,8 +177,8 @@ class ReduceScatterBucket:
                 self._counters.collectives += 1
                 self._counters.bytes_reduced += rows.nbytes
             # Stock leaves the partitions' padding as it is on this path.
-            slices = (plan.src_offsets, plan.dst_offsets, plan.slices, plan.slices)
-            ops.unpack_(row, partitions, *slices, scaling.multipliers, accumulate)
+            slices = Slices(plan.src_offsets, plan.dst_offsets, plan.slices, plan.slices)
+            partitions.store(row, slices, scaling, accumulate)
         self._counters.buckets += 1
         self.clear()
 

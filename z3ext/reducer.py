@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from z3ext.partitions import Partitions, Scaling
 
 
 @dataclass
@@ -24,13 +26,6 @@ class Counters:
     bytes_reduced: int = 0
     steps: int = 0
     skipped: int = 0
-
-
-class Scaling(NamedTuple):
-    """How gradients become averages: before the sum, and of this rank's slice after it."""
-
-    divisors: tuple[float, ...]
-    multipliers: tuple[float, ...]
 
 
 class GradientBucket(Protocol):
@@ -75,14 +70,14 @@ class GradientBucket(Protocol):
         ...
 
     def reduce(
-        self, buffer: Tensor | None, scaling: Scaling, partitions: Tensor, accumulate: bool
+        self, buffer: Tensor | None, scaling: Scaling, partitions: Partitions, accumulate: bool
     ) -> None:
         """Sum the bucket over the ranks, store this rank's slices, and empty the bucket.
 
         Args:
             buffer: see above.
             scaling: its divisors are those given to ``pack``.
-            partitions: this rank's flat partition buffer: 1-D, contiguous, fp16, bf16 or fp32.
+            partitions: where this rank's slices go.
             accumulate: add to the partitions in place of overwriting them.
         """
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import types
@@ -12,17 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from z3ext.deepspeed.fingerprint import (
-    BYPASSED,
-    KNOWN,
-    KNOWN_FUNCTIONS,
-    REPLACED,
-    SHORT_CUTS,
-    fingerprint,
-    unknown_symbols,
-)
+from z3ext.deepspeed import support
+from z3ext.deepspeed.fingerprint import fingerprint
+from z3ext.deepspeed.names import PRIVATE
+from z3ext.deepspeed.recognise import closest, describe
+from z3ext.deepspeed.releases import RELEASES
+from z3ext.deepspeed.releases.release import Release
 
 Load = Callable[[str], Any]
+
+INSTALLED = RELEASES[-1]
 
 PLAIN = '''
 def method(self, x, scale=2):
@@ -243,50 +243,98 @@ def stage3() -> Any:
     return module
 
 
-def test_the_table_covers_what_is_replaced_and_passed_by() -> None:
-    assert set(REPLACED) <= KNOWN.keys()
-    assert set(BYPASSED) <= KNOWN.keys()
-    assert set(SHORT_CUTS) <= set(REPLACED)
-    assert not set(REPLACED) & set(BYPASSED)
-    for name, hashes in KNOWN.items():
-        assert hasattr(stage3().DeepSpeedZeroOptimizer_Stage3, name)
+def unknown(cls: Any = None) -> list[str]:
+    """What of DeepSpeed's stage3 module z3ext does not know, in whichever release is closest."""
+    release, names = closest(cls or stage3().DeepSpeedZeroOptimizer_Stage3)
+    assert release is INSTALLED
+    return names
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: str(release.name))
+def test_the_tables_cover_what_is_replaced(release: Release) -> None:
+    assert set(release.replaced) <= release.methods.keys()
+    assert not set(release.replaced) & set(support._BYPASSED)
+    for hashes in (*release.methods.values(), *release.functions.values()):
         assert hashes
         assert all(len(digits) == 16 and int(digits, 16) >= 0 for digits in hashes)
 
 
+def test_the_tables_cover_what_is_passed_by() -> None:
+    assert set(support._BYPASSED) <= INSTALLED.methods.keys()
+    assert set(support._SHORT_CUTS) <= {n for release in RELEASES for n in release.replaced}
+    for name in INSTALLED.methods:
+        assert hasattr(stage3().DeepSpeedZeroOptimizer_Stage3, name)
+
+
+def test_releases_are_told_apart() -> None:
+    """No source of one family passes for that of another."""
+    names = [release.name for release in RELEASES]
+    assert len(set(names)) == len(names)
+    for one, other in itertools.combinations(RELEASES, 2):
+        shared = one.methods.keys() & other.methods.keys()
+        assert (
+            one.methods.keys() != other.methods.keys()
+            or any(not one.methods[name] & other.methods[name] for name in shared)
+            or one.functions != other.functions
+            or one.bucket_fields != other.bucket_fields
+        )
+
+
 def test_deepspeed_is_known() -> None:
-    module = stage3()
-    assert unknown_symbols(module.DeepSpeedZeroOptimizer_Stage3, module.IPGBucketZ3) == []
+    assert unknown() == []
 
 
-@pytest.mark.parametrize("name", KNOWN_FUNCTIONS)
+@pytest.mark.parametrize("name", INSTALLED.functions)
 def test_each_function_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = stage3()
-    monkeypatch.setattr(module, name, lambda *args: None)
-    assert unknown_symbols(module.DeepSpeedZeroOptimizer_Stage3, module.IPGBucketZ3) == [name]
+    monkeypatch.setattr(stage3(), name, lambda *args: None)
+    assert unknown() == [name]
 
 
-@pytest.mark.parametrize("name", KNOWN)
-def test_each_symbol_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = stage3()
-    cls = module.DeepSpeedZeroOptimizer_Stage3
+@pytest.mark.parametrize("name", INSTALLED.methods)
+def test_each_method_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(cls, name, lambda self, *args: None)
-        (unknown,) = unknown_symbols(cls, module.IPGBucketZ3)
-    assert unknown.startswith("DeepSpeedZeroOptimizer_Stage3.")
-    assert name.endswith(unknown.removeprefix("DeepSpeedZeroOptimizer_Stage3."))
+        patch.setattr(stage3().DeepSpeedZeroOptimizer_Stage3, name, lambda self, *args: None)
+        assert unknown() == [name]
 
 
-def test_missing_symbol_and_other_bucket() -> None:
-    module = stage3()
+def test_the_bucket_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bucket in (None, int, dataclasses.make_dataclass("Bucket", ["buffer", "params"])):
+        monkeypatch.setattr(stage3(), "IPGBucketZ3", bucket)
+        assert unknown() == ["IPGBucketZ3"]
+    fields = INSTALLED.bucket_fields
+    assert fields is not None
+    monkeypatch.setattr(stage3(), "IPGBucketZ3", dataclasses.make_dataclass("Bucket", fields))
+    assert unknown() == []
 
+
+def test_nothing_is_there() -> None:
     class DeepSpeedZeroOptimizer_Stage3:
         pass
 
-    class Bucket:
-        pass
+    release, names = closest(DeepSpeedZeroOptimizer_Stage3)
+    assert len(names) == len(release.methods) + len(release.functions) + (
+        release.bucket_fields is not None
+    )
 
-    unknown = unknown_symbols(DeepSpeedZeroOptimizer_Stage3, Bucket)
-    assert len(unknown) == len(KNOWN) + len(KNOWN_FUNCTIONS) + 1
-    assert unknown[-1] == "Bucket"
-    assert unknown_symbols(module.DeepSpeedZeroOptimizer_Stage3, Bucket) == ["Bucket"]
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["gone"], "no gone"),
+        (["gone", "IPGBucketX"], "no gone, IPGBucketX"),
+        (["step"], "a source of step that z3ext does not know"),
+        (["IPGBucketZ3"], "a source of IPGBucketZ3 that z3ext does not know"),
+        (
+            [f"{PRIVATE}__avg_scatter_grads"],
+            "a source of __avg_scatter_grads that z3ext does not know",
+        ),
+        (["step", "gone"], "no gone and a source of step that z3ext does not know"),
+        (["a", "b", "c"], "no a, b, c"),
+        (["a", "b", "c", "d", "e"], "no a, b, c and 2 more"),
+    ],
+)
+def test_described(names: list[str], expected: str) -> None:
+    assert describe(stage3().DeepSpeedZeroOptimizer_Stage3, names) == expected

@@ -12,7 +12,10 @@ import torch
 
 import z3ext
 from z3ext import _library
-from z3ext.deepspeed.fingerprint import PRIVATE, REPLACED
+from z3ext.deepspeed.names import PRIVATE
+from z3ext.deepspeed.releases import RELEASES
+
+REPLACED = RELEASES[-1].replaced
 
 
 def methods() -> dict[str, Any]:

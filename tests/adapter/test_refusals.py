@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +15,13 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage
 
 from z3ext.agreement import Alone
 from z3ext.deepspeed import adopt, support
-from z3ext.deepspeed.fingerprint import (
-    BYPASSED,
-    KNOWN,
-    KNOWN_FUNCTIONS,
-    PRIVATE,
-    REPLACED,
-    SHORT_CUTS,
-)
+from z3ext.deepspeed.names import PRIVATE
+from z3ext.deepspeed.releases import RELEASES
 from z3ext.deepspeed.stage3 import StockPath
+from z3ext.deepspeed.support import _BYPASSED, _SHORT_CUTS
 
+RELEASE = RELEASES[-1]
+REPLACED = RELEASE.replaced
 WORLD = (0, 1, 2)  # a process group stands here as the tuple of its ranks
 
 
@@ -79,11 +76,11 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 #: The class above has none of the methods, and none of them counts as another's.
-ABSENT: dict[str, Any] = dict.fromkeys(KNOWN)
+ABSENT: dict[str, Any] = dict.fromkeys(RELEASE.methods)
 
 
-def refusal(optimizer: Any, mode: str = "auto") -> str:
-    return support.refusal(optimizer, Stage3, ABSENT, mode)
+def refusal(optimizer: Any, mode: str = "auto", replacements: Mapping[str, object] = ABSENT) -> str:
+    return support.refusal(optimizer, Stage3, RELEASE, replacements, mode)
 
 
 @pytest.mark.parametrize("mode", ["auto", "all_reduce", "reduce_scatter"])
@@ -187,7 +184,7 @@ def test_other_classes(name: str, cause: str) -> None:
 # --- overrides -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted({*REPLACED, *BYPASSED} - set(SHORT_CUTS)))
+@pytest.mark.parametrize("name", sorted({*REPLACED, *_BYPASSED} - set(_SHORT_CUTS)))
 def test_method_on_the_instance(name: str) -> None:
     optimizer = Optimizer()
     assert refusal(optimizer) == ""
@@ -196,51 +193,44 @@ def test_method_on_the_instance(name: str) -> None:
     assert refusal(optimizer) == f"{shown} is overridden on the optimizer instance"
 
 
-@pytest.mark.parametrize("name", sorted(set(REPLACED) - set(SHORT_CUTS)))
+@pytest.mark.parametrize("name", sorted(set(REPLACED) - set(_SHORT_CUTS)))
 def test_subclass_overrides_a_replaced_method(name: str) -> None:
     plain: Any = type("Plain", (Stage3,), {})
     replacements = {other: vars(Stage3)[other] for other in REPLACED}
     optimizer = plain.__new__(plain)
     vars(optimizer).update(vars(Optimizer()))
-    assert support.refusal(optimizer, Stage3, replacements) == ""
+    assert refusal(optimizer, replacements=replacements) == ""
     overriding: Any = type("Overriding", (Stage3,), {name: lambda self: None})
     optimizer = overriding.__new__(overriding)
     vars(optimizer).update(vars(Optimizer()))
     expected = f"Overriding overrides {name.removeprefix(PRIVATE)}"
-    assert support.refusal(optimizer, Stage3, replacements) == expected
+    assert refusal(optimizer, replacements=replacements) == expected
 
 
 def test_subclass_overrides_a_method_that_is_relied_on() -> None:
     override = {"get_param_comm_dtype": lambda self, param: None}
     overriding: Any = type("Overriding", (Stage3,), override)
     optimizer = overriding.__new__(overriding)
-    assert support.refusal(optimizer, Stage3, {}) == "Overriding overrides get_param_comm_dtype"
+    assert refusal(optimizer, replacements={}) == "Overriding overrides get_param_comm_dtype"
 
 
-@pytest.mark.parametrize("name", sorted(set(KNOWN) - set(REPLACED)))
+@pytest.mark.parametrize("name", sorted(set(RELEASE.methods) - set(REPLACED)))
 def test_method_replaced_later(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a tool that came after patch_deepspeed()."""
     replacements = {other: vars(Stage3)[other] for other in REPLACED}
     optimizer = Stage3.__new__(Stage3)
     vars(optimizer).update(vars(Optimizer()))
-    assert support.refusal(optimizer, Stage3, replacements) == ""
+    assert refusal(optimizer, replacements=replacements) == ""
     monkeypatch.setattr(Stage3, name, lambda self, *args: None)
     expected = f"{name.removeprefix(PRIVATE)} was replaced after z3ext.patch_deepspeed()"
-    assert support.refusal(optimizer, Stage3, replacements) == expected
+    assert refusal(optimizer, replacements=replacements) == expected
 
 
-@pytest.mark.parametrize("name", KNOWN_FUNCTIONS)
+@pytest.mark.parametrize("name", RELEASE.functions)
 def test_function_replaced_later(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = Optimizer()
     monkeypatch.setattr(stage3, name, lambda *args: None)
     assert refusal(optimizer) == f"{name} was replaced after z3ext.patch_deepspeed()"
-
-
-def test_known_version() -> None:
-    assert support.known_version([], "0.19.8") == ""
-    text = support.known_version(["Stage3.step", "Bucket"], "9.9")
-    for piece in ("DeepSpeed 9.9", "Stage3.step, Bucket", "; use DeepSpeed 0.19.8"):
-        assert piece in text
 
 
 # --- the decision --------------------------------------------------------------------------------
@@ -254,7 +244,7 @@ def test_decided_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         asked.append(optimizer)
         return "the reason (its_key)"
 
-    adoptions = adopt.Adoptions({}, refuse, lambda optimizer: Alone(), "auto", print)
+    adoptions = adopt.Adoptions({}, RELEASE, refuse, lambda optimizer: Alone(), "auto", print)
     first, second = Optimizer(), Optimizer()
     names = set(vars(first))
     with caplog.at_level(logging.INFO, "z3ext"):

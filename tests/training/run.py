@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deepspeed
-import deepspeed.runtime.torch_autocast as ds_autocast
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import z3ext
@@ -64,7 +65,7 @@ def state_records(optimizer: Any, model: torch.nn.Module) -> dict[str, Any]:
         state = optimizer.optimizer.state.get(flat, {})
         for param in group:
             _, offset, numel = optimizer.grad_position[optimizer.get_param_id(param)]
-            start = optimizer._get_param_partition_rank(param) * numel
+            start = dist.get_rank(param.ds_process_group) * numel
             real = max(0, min(numel, param.ds_numel - start))
             name = names[id(param)]
             records[f"{name} fp32"] = flat.narrow(0, offset, real).detach().clone()
@@ -159,8 +160,9 @@ class Run:
             self.patcher.off()
         finally:
             self.engine.destroy()
-            ds_autocast.TORCH_AUTOCAST_INITIALIZED = False
-            ds_autocast.TORCH_AUTOCAST_DTYPE = None
+            autocast = sys.modules.get("deepspeed.runtime.torch_autocast")  # since 0.17.2
+            if autocast is not None:
+                vars(autocast).update(TORCH_AUTOCAST_INITIALIZED=False, TORCH_AUTOCAST_DTYPE=None)
             del self.engine, self.optimizer, self.model
             gc.collect()
 

@@ -20,10 +20,11 @@ from z3ext.collectives import NativeSum, OneRank, SumOverRanks
 from z3ext.deepspeed.diagnosis import Diagnosis, Reaction
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.paths import choose_path, config_mode
+from z3ext.deepspeed.releases.release import Release
 from z3ext.deepspeed.stage3 import ServedPath, StockPath
-from z3ext.deepspeed.support import is_destroyed, partition_group
+from z3ext.deepspeed.status import counters_of
+from z3ext.deepspeed.support import is_destroyed
 from z3ext.norms import segment_norms
-from z3ext.reducer import Counters
 from z3ext.streams import BucketStream, HostOrder, ReductionStream
 
 Method = Callable[..., Any]
@@ -37,6 +38,7 @@ class Adoptions:
 
     Args:
         stock: DeepSpeed's own methods, by name.
+        release: the family of releases at hand.
         refusal: why this rank does not serve an optimizer, "" when it does.
         agreement: how the ranks of an optimizer agree.
         mode: "auto" for the path of each optimizer's config, or the path for all of them.
@@ -46,6 +48,7 @@ class Adoptions:
     def __init__(
         self,
         stock: dict[str, Method],
+        release: Release,
         refusal: Callable[[Any], str],
         agreement: Callable[[Any], Agreement],
         mode: str,
@@ -54,6 +57,7 @@ class Adoptions:
         self._mode = mode
         self._react = react
         self._stock = stock
+        self._release = release
         self._refusal = refusal
         self._agreement = agreement
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -68,7 +72,7 @@ class Adoptions:
 
         Before the decision this is what the rank by itself would do.
         """
-        if not is_destroyed(optimizer):
+        if not is_destroyed(optimizer, self._release):
             decision: ServedPath | StockPath | None = vars(optimizer).get(ATTRIBUTE)
             if decision is not None:
                 return decision.reason, decision.mode, decision.note
@@ -93,49 +97,50 @@ class Adoptions:
         return config_mode(optimizer) if self._mode == "auto" else self._mode
 
     def _decide(self, optimizer: Any) -> ServedPath | StockPath:
-        mode = self._mode_of(optimizer)
-        reason = self._agreement(optimizer).reach(self._refusal(optimizer), mode)
+        served, objection, mode = self._look(optimizer)
+        reason = self._agreement(optimizer).reach(objection, mode)
         decision: ServedPath | StockPath
-        if reason:
-            decision = StockPath(optimizer, self._stock, reason)
+        if served is None or reason:
+            decision = StockPath(optimizer, self._stock, self._release.begin, reason)
             log_rank0(logging.WARNING, f"not served: {reason}; DeepSpeed's own methods run")
         else:
-            wanted = config_mode(optimizer)
-            decision = _make_adapter(optimizer, self._stock, mode, self._react)
+            decision, wanted = served, config_mode(optimizer)
             asked = (
                 "" if mode == wanted else f", by mode={mode!r} in place of the config's {wanted}"
             )
             log_rank0(
                 logging.INFO,
                 f"serving a ZeRO stage 3 optimizer on the {mode} path{asked}, world size "
-                f"{ds_comm.get_world_size(partition_group(optimizer))}",
+                f"{ds_comm.get_world_size(self._release.group(optimizer))}",
             )
         setattr(optimizer, ATTRIBUTE, decision)
         self._adopted.add(optimizer)
         return decision
 
-
-# Counts are kept by optimizer, not by adapter, so that they go on when it is patched again.
-_counters: weakref.WeakKeyDictionary[Any, Counters] = weakref.WeakKeyDictionary()
-
-
-def counters_of(optimizer: Any) -> Counters:
-    """What z3ext did for this optimizer since it was made."""
-    return _counters.setdefault(optimizer, Counters())
+    def _look(self, optimizer: Any) -> tuple[ServedPath | None, str, str]:
+        """What would serve an optimizer, or why nothing does, and the mode."""
+        try:
+            mode = self._mode_of(optimizer)
+            reason = self._refusal(optimizer)
+            if reason:
+                return None, reason, mode
+            return _make_adapter(optimizer, self._stock, self._release, mode, self._react), "", mode
+        except Exception as error:  # not foreseen, and no reason to end a training
+            return None, f"looking at it failed with {type(error).__name__}: {error}", "stock"
 
 
 def _make_adapter(
-    optimizer: Any, stock: dict[str, Method], mode: str, react: Reaction
+    optimizer: Any, stock: dict[str, Method], release: Release, mode: str, react: Reaction
 ) -> ServedPath:
-    group = partition_group(optimizer)
+    group = release.group(optimizer)
     over = _sum_over(group)
     stream = _stream_of(optimizer)
     norms = segment_norms(optimizer.grad_partitions_flat_buffer.device)
     counters = counters_of(optimizer)
-    step = GradientStep(optimizer, stock, over, stream, norms, counters)
+    step = GradientStep(optimizer, stock, release, over, stream, norms, counters)
     path = choose_path(mode, over, stream, counters)
     diagnosis = Diagnosis(optimizer, group, react)
-    return ServedPath(optimizer, stock, path, stream, step, diagnosis, counters)
+    return ServedPath(optimizer, stock, release, path, stream, step, diagnosis, counters)
 
 
 class DeepSpeedSum:

@@ -33,7 +33,7 @@ class Origin(NamedTuple):
     micro_step: int | None
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What one rank finds in its partitions, and in its own gradients."""
 
     segments: list[int]
@@ -95,18 +95,18 @@ class Diagnosis:
         self._bounds = torch.tensor(bounds, dtype=torch.int64, device="cpu")
         self._count = 0
 
-    def look(self, origin: Origin) -> _Found:
+    def look(self, origin: Origin) -> Found:
         """This rank's part, before DeepSpeed drops the gradients."""
         flat: Tensor = self._optimizer.grad_partitions_flat_buffer
         segments = nonfinite_segments(flat, self._bounds)
         if not segments:
-            return _Found(segments, None, origin)
+            return Found(segments, None, origin)
         begin, end = self._bounds[segments[-1] :][:2].tolist()
         found = count_nonfinite(flat[begin:end])
         before = dist.get_rank(self._group) * (end - begin)
-        return _Found(segments, found._replace(element=before + found.element), origin)
+        return Found(segments, found._replace(element=before + found.element), origin)
 
-    def tell(self, here: _Found, step: int, loss_scale_before: float) -> None:
+    def tell(self, here: Found, step: int, loss_scale_before: float) -> None:
         """Bring the ranks' parts together, write one line on rank 0, and react."""
         everywhere = self._gather(here)
         affected = {segment for found in everywhere for segment in found.segments}
@@ -140,10 +140,11 @@ class Diagnosis:
         self._react(overflow)
 
     def _name(self, param: Any) -> str:
-        names = self._optimizer.param_names or {}
-        return str(names.get(param, f"parameter {param.ds_id}"))
+        # Not the optimizer's param_names: before 0.18 it has none.
+        names = (n for n, p in self._optimizer.module.named_parameters() if p is param)
+        return next(names, f"parameter {param.ds_id}")
 
-    def _gather(self, here: _Found) -> list[_Found]:
+    def _gather(self, here: Found) -> list[Found]:
         world_size = dist.get_world_size(self._group)
         # A fake group has one process, whatever its world size.
         if world_size == 1 or dist.get_backend(self._group) == "fake":

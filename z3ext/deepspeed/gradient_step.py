@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.runtime.zero.utils import get_norm_dtype
 from torch import Tensor
 
 from z3ext import memory, ops
 from z3ext.collectives import SumOverRanks, sum_scalars
+from z3ext.deepspeed.names import PREPARE
+from z3ext.deepspeed.releases.release import Release
 from z3ext.norms import SegmentNorms
 from z3ext.reducer import Counters
 from z3ext.streams import BucketStream
@@ -26,7 +27,8 @@ class GradientStep:
     Args:
         optimizer: the ZeRO stage 3 optimizer.
         stock: DeepSpeed's own methods, by name.
-        over: the sum over ``support.partition_group(optimizer)``.
+        release: the family of releases at hand.
+        over: the sum over ``Release.group``.
         stream: where the partitions were written.
         norms: how segments are measured.
         counters: the engine's.
@@ -36,6 +38,7 @@ class GradientStep:
         self,
         optimizer: Any,
         stock: dict[str, Method],
+        release: Release,
         over: SumOverRanks,
         stream: BucketStream,
         norms: SegmentNorms,
@@ -43,6 +46,7 @@ class GradientStep:
     ) -> None:
         self._optimizer = optimizer
         self._stock = stock
+        self._release = release
         self._over = over
         self._stream = stream
         self._segment_norms = norms
@@ -111,9 +115,7 @@ class GradientStep:
         # Stock's own expressions, so that type, dtype and bits are stock's.
         masked = torch.tensor(-1.0, device=self._optimizer.device, dtype=torch.float)
         totals = [sums[i].clone() ** (1.0 / 2.0) for i in range(len(self._spans))]
-        return [
-            torch.where(total.isnan().logical_or(total.isinf()), masked, total) for total in totals
-        ]
+        return [self._release.mask_norm(total, masked) for total in totals]
 
     def _replace_foreign(self, norms: Tensor) -> None:
         """A gradient that is not the parameter's partition is measured by itself, as stock would.
@@ -124,7 +126,7 @@ class GradientStep:
         for i, (begin, _) in enumerate(self._spans):
             grads = averaged.get(i) or ()
             for k in self._foreign(i, grads):
-                norms[begin + k] = grads[k].to(norms.device).to(get_norm_dtype()).norm(2.0)
+                norms[begin + k] = grads[k].to(norms.device).to(torch.float64).norm(2.0)
 
     def _foreign(self, sub_group: int, grads: Any) -> list[int]:
         """Indices of the gradients that do not stand at their place in the flat buffer."""
@@ -148,7 +150,7 @@ class GradientStep:
         begin, end = (self._bounds[edge] for edge in self._spans[sub_group])
         self._unscaled_later.pop(sub_group, None)
         if grads is None or self._foreign(sub_group, grads) or weights.numel() != end - begin:
-            self._stock["_prepare_fp32_grad_for_sub_group"](optimizer, sub_group)
+            self._stock[PREPARE](optimizer, sub_group)
             return
         partition = optimizer.grad_partitions_flat_buffer[begin:end]
         if len(grads) == 1 and partition.dtype == weights.dtype:
@@ -158,6 +160,8 @@ class GradientStep:
         else:
             weights.grad = memory.empty_like(weights)
         self._unscaled_later[sub_group] = partition
+        if self._release.clears_gradients:
+            optimizer.zero_grad(set_to_none=True)
         optimizer.averaged_gradients[sub_group] = None
 
     def unscale(self, sub_group: int, total_norm: Any) -> None:

@@ -20,13 +20,16 @@ class HookWatch:
 
     Args:
         optimizer: the ZeRO stage 3 optimizer, with its hooks installed.
+        own_node_hooks: its own hooks stand on the AccumulateGrad nodes.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, own_node_hooks: bool) -> None:
         self._module = optimizer.module
         self._params = list(itertools.chain.from_iterable(optimizer.fp16_groups))
         handles = itertools.chain(optimizer._grad_acc_hooks, optimizer._leaf_module_hooks)
         self._own = frozenset(handle.id for handle in handles)  # unique in the process
+        # A node's hooks can be asked for only by the handle of one of them.
+        self._own_of_nodes = optimizer._grad_acc_hooks if own_node_hooks else None
 
     def first(self) -> str:
         """The first such hook, named for the user; "" when there is none."""
@@ -40,6 +43,11 @@ class HookWatch:
                 yield f"parameter {i}, of shape {_shape(param)}, has a post-accumulate hook"
 
     def _of_nodes(self) -> Iterator[str]:
+        if self._own_of_nodes is not None:
+            hooks_of = (handle.hooks_dict_ref() or () for handle in self._own_of_nodes)
+            if not all(self._own.issuperset(hooks) for hooks in hooks_of):
+                yield "a parameter has a hook on its AccumulateGrad node"
+            return
         i = ops.first_node_hook(self._params)
         if i >= 0:
             shape = _shape(self._params[i])

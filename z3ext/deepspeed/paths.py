@@ -10,8 +10,9 @@ import torch
 
 from z3ext.all_reduce_bucket import AllReduceBucket
 from z3ext.collectives import SumOverRanks
+from z3ext.partitions import Scaling
 from z3ext.reduce_scatter_bucket import ReduceScatterBucket
-from z3ext.reducer import Counters, GradientBucket, Scaling
+from z3ext.reducer import Counters, GradientBucket
 from z3ext.streams import BucketStream
 
 

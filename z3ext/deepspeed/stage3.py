@@ -19,13 +19,15 @@ from torch import Tensor
 
 from z3ext._log import log_rank0
 from z3ext.deepspeed import refresh
-from z3ext.deepspeed.diagnosis import Diagnosis, Origin
-from z3ext.deepspeed.fingerprint import ADD_GRAD, BEGIN, PRIVATE, READY, REDUCE_BUCKET
+from z3ext.deepspeed.diagnosis import Diagnosis, Found, Origin
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.hooks import HookWatch
+from z3ext.deepspeed.names import ADD_GRAD, PREPARE, PRIVATE, READY, REDUCE_BUCKET
 from z3ext.deepspeed.paths import ReductionPath, stock_reduces_by
-from z3ext.deepspeed.support import partition_group
+from z3ext.deepspeed.releases.policies import group_of_the_parameters
+from z3ext.deepspeed.releases.release import Release
 from z3ext.ownership import owns_memory
+from z3ext.partitions import FlatPartitions
 from z3ext.reducer import Counters
 from z3ext.streams import BucketStream
 
@@ -40,8 +42,8 @@ class GradientPath(Protocol):
     #: What of the path is left to DeepSpeed although it is served, and why; else "".
     note: str
 
-    def begin(self) -> None:
-        """``backward_prologue``: a backward begins, no gradient has come yet."""
+    def begin(self, *args: Any, **kwargs: Any) -> Any:
+        """``Release.begin``: a backward begins, no gradient has come yet."""
         ...
 
     def ready(self, param: Any) -> None:
@@ -52,7 +54,7 @@ class GradientPath(Protocol):
         """``__add_grad_to_ipg_bucket``: the bucket has room for the gradient."""
         ...
 
-    def reduce_bucket(self, dtype: torch.dtype) -> None:
+    def reduce_bucket(self, *args: Any) -> None:
         """``__reduce_and_partition_ipg_grads``: reduce, store this rank's slices."""
         ...
 
@@ -72,8 +74,12 @@ class GradientPath(Protocol):
         """``unscale_and_clip_grads``: the fp32 gradient's values."""
         ...
 
-    def update_loss_scale(self) -> bool:
-        """``_loss_scale_update_and_overflow_cleanup``: whether the step is skipped."""
+    def update_scale(self, has_overflow: bool) -> None:
+        """``_update_scale``: the loss scale after a step that is taken, or skipped."""
+        ...
+
+    def clean_up(self, prev_scale: Any) -> None:
+        """``_overflow_clean_up``: the last thing that a skipped step does."""
         ...
 
     def post_step(self, timer_names: Any) -> None:
@@ -87,13 +93,16 @@ class StockPath:
     mode = "stock"
     note = ""
 
-    def __init__(self, optimizer: Any, stock: Mapping[str, Method], reason: str) -> None:
+    def __init__(
+        self, optimizer: Any, stock: Mapping[str, Method], begin: str, reason: str
+    ) -> None:
         self.reason = reason
         self._optimizer = optimizer
         self._stock = stock
+        self._begin = begin
 
-    def begin(self) -> None:
-        self._stock[BEGIN](self._optimizer)
+    def begin(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stock[self._begin](self._optimizer, *args, **kwargs)
 
     def ready(self, param: Any) -> None:
         self._stock[READY](self._optimizer, param)
@@ -101,8 +110,8 @@ class StockPath:
     def add_grad(self, param: Any) -> None:
         self._stock[ADD_GRAD](self._optimizer, param)
 
-    def reduce_bucket(self, dtype: torch.dtype) -> None:
-        self._stock[REDUCE_BUCKET](self._optimizer, dtype)
+    def reduce_bucket(self, *args: Any) -> None:
+        self._stock[REDUCE_BUCKET](self._optimizer, *args)
 
     def has_overflow(self, partition_gradients: bool) -> Any:
         return self._stock["has_overflow"](self._optimizer, partition_gradients)
@@ -111,13 +120,16 @@ class StockPath:
         return self._stock["_get_norm_groups"](self._optimizer)
 
     def prepare(self, sub_group: int) -> None:
-        self._stock["_prepare_fp32_grad_for_sub_group"](self._optimizer, sub_group)
+        self._stock[PREPARE](self._optimizer, sub_group)
 
     def unscale(self, sub_group: int, total_norm: Any) -> None:
         self._stock["unscale_and_clip_grads"](self._optimizer, sub_group, total_norm)
 
-    def update_loss_scale(self) -> bool:
-        return bool(self._stock["_loss_scale_update_and_overflow_cleanup"](self._optimizer))
+    def update_scale(self, has_overflow: bool) -> None:
+        self._stock["_update_scale"](self._optimizer, has_overflow)
+
+    def clean_up(self, prev_scale: Any) -> None:
+        self._stock["_overflow_clean_up"](self._optimizer, prev_scale)
 
     def post_step(self, timer_names: Any) -> None:
         self._stock["_post_step"](self._optimizer, timer_names)
@@ -129,6 +141,7 @@ class ServedPath:
     Args:
         optimizer: a ``DeepSpeedZeroOptimizer_Stage3`` that ``support.refusal`` lets pass.
         stock: DeepSpeed's own methods, by name.
+        release: the family of releases at hand.
         reduction: how buckets are reduced.
         stream: where bucket work runs.
         step: the check, norm and unscale at the step.
@@ -142,6 +155,7 @@ class ServedPath:
         self,
         optimizer: Any,
         stock: Mapping[str, Method],
+        release: Release,
         reduction: ReductionPath,
         stream: BucketStream,
         step: GradientStep,
@@ -151,57 +165,58 @@ class ServedPath:
         self.mode = reduction.mode
         self._optimizer = optimizer
         self._stock = stock
+        self._release = release
+        self._theirs = release.buckets.of(optimizer)
         self._reduction = reduction
         self._bounded = reduction.bounded(optimizer)
         self._stream = stream
         self._step = step
         self._diagnosis = diagnosis
         self._counters = counters
-        self._group = partition_group(optimizer)
+        self._group = release.group(optimizer)
         params = list(itertools.chain.from_iterable(optimizer.fp16_groups))
         ends = itertools.accumulate((param.partition_numel() for param in params), initial=0)
         self._begins = dict(zip((param.ds_id for param in params), ends, strict=False))
-        self._buckets = {
-            dtype: reduction.new_bucket(dtype, self._begins) for dtype in optimizer.ipg_buckets
-        }
+        self._buckets = {dtype: reduction.new_bucket(dtype, self._begins) for dtype in self._theirs}
         # One communication dtype, unless torch.autocast is on: no need to ask for each parameter.
         self._only_dtype = next(iter(self._buckets)) if len(self._buckets) == 1 else None
-        self._watch = HookWatch(optimizer)
-        self._watched = ""  # the hook for which this backward's buckets are stock's
+        self._watch = HookWatch(optimizer, release.own_node_hooks)
+        self._left = release.buckets.defect(self.mode)
+        self._left_now = self._left  # why this backward's buckets are stock's; "" when they aren't
         self.note = ""
+        self._found: Found | None = None
         self._stock_filled = False  # a bucket of this optimizer step, so that no flag tells of it
 
     # --- buckets ----------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, *args: Any, **kwargs: Any) -> Any:
         """Look for hooks that can tell z3ext's buckets from stock's.
 
         Stock leaves an undivided view of the bucket in ``param.grad`` until the reduction, and what
         a hook changes there counts. z3ext's bucket holds divided values, in rows on one of the
         paths: so where anybody may look, stock's methods fill and reduce the buckets.
         """
-        self._stock[BEGIN](self._optimizer)
         micro_step = self._optimizer.micro_step_id
         if micro_step == 0:
             self._stock_filled = False
         for bucket in self._buckets.values():
             bucket.flags.begin(micro_step)
-        self._watched = self._watch.first()
-        if self._watched and not self.note:
-            log_rank0(logging.WARNING, f"{self._watched}: {_LEFT}; the step is z3ext's")
-        self.note = f"{self._watched}: {_LEFT}" if self._watched else ""
+        watched = self._watch.first()
+        self._left_now = f"{watched}: {_LEFT}" if watched else self._left
+        if self._left_now and not self.note:
+            log_rank0(logging.WARNING, f"{self._left_now}; the step is z3ext's")
+        self.note = self._left_now
+        return self._stock[self._release.begin](self._optimizer, *args, **kwargs)
 
     def ready(self, param: Any) -> None:
         optimizer = self._optimizer
-        if optimizer._coalesce_grad_reduction:
+        if self._release.is_postponed(optimizer):
             return
         dtype = self._only_dtype or optimizer.get_param_comm_dtype(param)
-        theirs = optimizer.ipg_buckets[dtype]
-        elements = theirs.elements
+        elements = self._theirs[dtype].elements
         if elements > 0 and elements + param.ds_numel > optimizer.reduce_bucket_size:
-            self.reduce_bucket(dtype)
-        # Where one parameter's gradient comes in parts, the user marks the last one.
-        if getattr(param, "ds_grad_is_ready", True):
+            self._reduce(dtype)
+        if self._release.is_complete(param):
             self._add(param, dtype)
 
     def add_grad(self, param: Any) -> None:
@@ -215,12 +230,12 @@ class ServedPath:
         a bucket that stock began, or that somebody watches.
         """
         optimizer = self._optimizer
-        theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
+        theirs, ours = self._theirs[dtype], self._buckets[dtype]
         params, grad = theirs.params, param.grad
         if not params:
             ours.clear()  # _pre_step drops what a reentrant backward left behind
         elements = theirs.elements + grad.numel()
-        begins_stocks = not params and self._watched
+        begins_stocks = not params and self._left_now
         too_large = self._bounded and elements > optimizer.reduce_bucket_size
         if begins_stocks or too_large or len(ours.keys) != len(params):
             self._stock[ADD_GRAD](optimizer, param)
@@ -230,42 +245,46 @@ class ServedPath:
         urgent = not owns_memory(grad) and theirs.buffer is not None
         full = ours.add(param, grad, param.ds_id)
         params.append(param)
-        theirs.process_group = self._group
-        theirs.elements = elements
+        self._release.buckets.added(theirs, elements, self._group)
         if urgent or full:
             self._pack(dtype)
 
     def _pack(self, dtype: torch.dtype) -> None:
         divisors = self._reduction.scaling(self._optimizer).divisors
         with torch.no_grad():
-            self._buckets[dtype].pack(self._optimizer.ipg_buckets[dtype].buffer, divisors)
+            self._buckets[dtype].pack(self._theirs[dtype].buffer, divisors)
 
-    def reduce_bucket(self, dtype: torch.dtype) -> None:
-        optimizer = self._optimizer
-        theirs, ours = optimizer.ipg_buckets[dtype], self._buckets[dtype]
+    def reduce_bucket(self, *args: Any) -> None:
+        self._reduce(self._release.buckets.dtype(self._optimizer, args))
+
+    def _reduce(self, dtype: torch.dtype) -> None:
+        optimizer, release = self._optimizer, self._release
+        theirs, ours = self._theirs[dtype], self._buckets[dtype]
         params = theirs.params
         if not params:
             return
         self._step.forget()
         if len(ours.keys) != len(params):
             with stock_reduces_by(self.mode, optimizer):
-                self._stock[REDUCE_BUCKET](optimizer, dtype)
+                self._stock[REDUCE_BUCKET](optimizer, *release.buckets.arguments(dtype))
             return
         _check_params(params, ours.keys, ours.numels)
         self._check_places(params)
         self._limit_events()
         with torch.no_grad(), self._stream.active():
-            if optimizer.enable_sanity_checks:
+            if release.checks_order(optimizer):
                 assert_ints_same_as_other_ranks([param.ds_id for param in params])
             ours.reduce(
                 theirs.buffer,
-                self._reduction.scaling(optimizer),
-                optimizer.grad_partitions_flat_buffer,
+                self._reduction.scaling(optimizer)._replace(
+                    rounding=release.rounding(optimizer, dtype)
+                ),
+                FlatPartitions(optimizer.grad_partitions_flat_buffer),
                 accumulate=optimizer.micro_step_id != 0,
             )
             for param in params:
                 param.grad = None
-            theirs.clear_params()
+            release.buckets.emptied(theirs)
             if not get_accelerator().handles_memory_backpressure():
                 event = get_accelerator().Event()
                 event.record()
@@ -279,10 +298,10 @@ class ServedPath:
         """
         dropped = 0
         for dtype, ours in self._buckets.items():
-            theirs = self._optimizer.ipg_buckets.get(dtype)
+            theirs = self._theirs.get(dtype)
             if theirs is not None and ours.keys and len(ours.keys) == len(theirs.params):
                 dropped += len(ours.keys)
-                theirs.clear_params()
+                self._release.buckets.emptied(theirs)
             ours.clear()
         return dropped
 
@@ -323,26 +342,36 @@ class ServedPath:
     def unscale(self, sub_group: int, total_norm: Any) -> None:
         self._step.unscale(sub_group, total_norm)
 
-    def update_loss_scale(self) -> bool:
-        optimizer = self._optimizer
-        stock = self._stock["_loss_scale_update_and_overflow_cleanup"]
-        if not optimizer.overflow:
-            return bool(stock(optimizer))
+    def update_scale(self, has_overflow: bool) -> None:
+        stock = self._stock["_update_scale"]
+        if not has_overflow:
+            stock(self._optimizer, has_overflow)
+            return
         self._counters.steps += 1
         self._counters.skipped += 1
         flags = (bucket.flags.first() for bucket in self._buckets.values())
         first = min((step for step in flags if step is not None), default=None)
-        found = self._diagnosis.look(Origin(not self._stock_filled, first))
-        before = float(optimizer.loss_scale)
+        self._found = self._diagnosis.look(Origin(not self._stock_filled, first))
+        before = float(self._optimizer.loss_scale)
         try:
-            return bool(stock(optimizer))
-        finally:  # also where the loss scale is at its minimum, for which DeepSpeed raises
-            self._diagnosis.tell(found, self._counters.steps, before)
+            stock(self._optimizer, has_overflow)
+        except Exception:  # the loss scale is at its minimum: no clean-up follows
+            self._tell(before)
+            raise
+
+    def clean_up(self, prev_scale: Any) -> None:
+        self._stock["_overflow_clean_up"](self._optimizer, prev_scale)
+        self._tell(float(prev_scale))
+
+    def _tell(self, scale_before: float) -> None:
+        found, self._found = self._found, None
+        if found is not None:
+            self._diagnosis.tell(found, self._counters.steps, scale_before)
 
     def post_step(self, timer_names: Any) -> None:
         self._counters.steps += 1
         optimizer = self._optimizer
-        refresh.gather(optimizer.persistent_parameters, self._group)
+        refresh.gather(optimizer.persistent_parameters, group_of_the_parameters(optimizer))
         # Finds nothing left to gather, or what the refresh leaves to it.
         self._stock["_post_step"](optimizer, timer_names)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from typing import Any
+
+from z3ext.reducer import Counters
 
 
 @dataclass(frozen=True)
@@ -32,3 +36,12 @@ class Status:
     steps: int = 0
     skipped: int = 0
     note: str = ""
+
+
+# Counts are kept by optimizer, not by adapter, so that they go on when it is patched again.
+_counters: weakref.WeakKeyDictionary[Any, Counters] = weakref.WeakKeyDictionary()
+
+
+def counters_of(optimizer: Any) -> Counters:
+    """What z3ext did for this optimizer since it was made."""
+    return _counters.setdefault(optimizer, Counters())

@@ -9,15 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from z3ext.deepspeed.fingerprint import (
-    BYPASSED,
-    KNOWN,
-    PRIVATE,
-    SHORT_CUTS,
-    fingerprint,
-    resolve,
-    unknown_functions,
-)
+from z3ext.deepspeed.fingerprint import fingerprint, resolve
+from z3ext.deepspeed.names import PRIVATE, READY
+from z3ext.deepspeed.recognise import unknown_functions
+from z3ext.deepspeed.releases.policies import group_of_the_parameters
+from z3ext.deepspeed.releases.release import Release
 from z3ext.layout import partition_numel
 
 _STORED = (torch.float16, torch.bfloat16, torch.float32)
@@ -25,68 +21,92 @@ _STORED = (torch.float16, torch.bfloat16, torch.float32)
 #: A condition that stands for "not served", and the reason that the user reads.
 _Refusal = tuple[Callable[[Any], bool], str]
 
+#: An override of these that calls DeepSpeed's own, or does its work, is as right: they are replaced
+#: for speed, or to be called early.
+_SHORT_CUTS = (
+    "backward",
+    "backward_prologue",
+    READY,
+    "_update_scale",
+    "_overflow_clean_up",
+    "_post_step",
+)
+
+#: Methods that stock calls from those replaced and z3ext does not: an override would be passed by.
+_BYPASSED = (
+    f"{PRIVATE}__avg_scatter_grads",
+    "reduce_independent_p_g_buckets_and_remove_grads",
+    "_apply_autoep_folding_tp_correction",
+    f"{PRIVATE}__avg_scatter_contiguous_grads",
+    "partition_grads",
+    "get_grad_norm_direct",
+    "_model_parallel_all_reduce",
+)
+
+
+def _has(optimizer: Any, name: str) -> bool:
+    """Whether a feature is on; a release without the field is one without the feature."""
+    value = getattr(optimizer, name, None)
+    return value is not None and value is not False
+
+
 _CONFIG_REFUSALS: tuple[_Refusal, ...] = (
     (lambda o: bool(o.offload_optimizer), "the optimizer is offloaded (offload_optimizer)"),
     (lambda o: bool(o.swap_optimizer), "the optimizer's states are swapped to NVMe"),
-    (lambda o: bool(o.zenflow), "ZenFlow is on"),
-    (lambda o: bool(o.use_muon), "the optimizer is Muon"),
+    (lambda o: _has(o, "zenflow"), "ZenFlow is on"),
+    (lambda o: _has(o, "use_muon"), "the optimizer is Muon"),
     (lambda o: o.all2all_process_group is not None, "gradients are quantised (qgZ)"),
     (lambda o: o.zero_hpz_partition_size > 1, "hpZ is on (zero_hpz_partition_size)"),
-    (lambda o: is_destroyed(o), "the engine was destroyed"),
-    (lambda o: not o.ipg_buckets, "DeepCompile reduces the gradients"),
-    (lambda o: o.autoep_folding_tp_group is not None, "AutoEP folding is on"),
+    (lambda o: _has(o, "autoep_folding_tp_group"), "AutoEP folding is on"),
     (lambda o: o.model_parallel_group is not None, "there is a model-parallel group"),
 )
 
 
-def is_destroyed(optimizer: Any) -> bool:
+def is_destroyed(optimizer: Any, release: Release) -> bool:
     """Whether ``engine.destroy()`` was called; DeepCompile drops the buckets and the hooks."""
-    return not optimizer.ipg_buckets and bool(optimizer._grad_acc_hooks)
-
-
-def known_version(unknown: list[str], version: str) -> str:
-    """Why an optimizer class of unknown sources is left alone; "" when all are known."""
-    if not unknown:
-        return ""
-    names = ", ".join(unknown)
-    return (
-        f"DeepSpeed {version} has a source of {names} that z3ext does not know, so its own methods "
-        "stay; use DeepSpeed 0.19.8, or undo what replaced the method"
-    )
+    return not release.buckets.of(optimizer) and bool(optimizer._grad_acc_hooks)
 
 
 def refusal(
-    optimizer: Any, cls: type, replacements: Mapping[str, object], mode: str = "auto"
+    optimizer: Any,
+    cls: type,
+    release: Release,
+    replacements: Mapping[str, object],
+    mode: str = "auto",
 ) -> str:
     """Why z3ext leaves one optimizer to DeepSpeed's own methods; "" when it serves it.
 
     Args:
         optimizer: an instance of ``cls`` or of a subclass.
         cls: ``DeepSpeedZeroOptimizer_Stage3``, patched.
+        release: the family of releases that it belongs to.
         replacements: what is installed on ``cls``, by name.
         mode: the mode that the user asked for.
     """
     reasons = itertools.chain(
-        _overrides(optimizer, cls, replacements),
+        _overrides(optimizer, cls, release, replacements),
         (reason for applies, reason in _CONFIG_REFUSALS if applies(optimizer)),
+        _unserved_life(optimizer, release),
         _unserved_class(optimizer),
         _unserved_layout(optimizer, mode),
-        _unserved_buffers(optimizer),
+        _unserved_buffers(optimizer, release),
         _unserved_parameters(optimizer),
     )
     return next(reasons, "")
 
 
-def _overrides(optimizer: Any, cls: type, replacements: Mapping[str, object]) -> Iterator[str]:
+def _overrides(
+    optimizer: Any, cls: type, release: Release, replacements: Mapping[str, object]
+) -> Iterator[str]:
     """Another tool, or a subclass, put a method of its own where z3ext's or a known one belongs.
 
     Looked at here and not only when DeepSpeed was patched: the tool may have come later.
     """
-    for name, hashes in KNOWN.items():
-        if name in SHORT_CUTS:
+    for name, hashes in release.methods.items():
+        if name in _SHORT_CUTS:
             continue
         shown = name.removeprefix(PRIVATE)
-        if name in vars(optimizer) and (name in replacements or name in BYPASSED):
+        if name in vars(optimizer) and (name in replacements or name in _BYPASSED):
             yield f"{shown} is overridden on the optimizer instance"
         if name in replacements:
             if resolve(type(optimizer), name) is not replacements[name]:
@@ -97,8 +117,15 @@ def _overrides(optimizer: Any, cls: type, replacements: Mapping[str, object]) ->
             type(optimizer) is not cls and fingerprint(resolve(type(optimizer), name)) not in hashes
         ):
             yield f"{type(optimizer).__name__} overrides {shown}"
-    for name in unknown_functions(cls):
+    for name in unknown_functions(release, cls):
         yield f"{name} was replaced after z3ext.patch_deepspeed()"
+
+
+def _unserved_life(optimizer: Any, release: Release) -> Iterator[str]:
+    if is_destroyed(optimizer, release):
+        yield "the engine was destroyed"
+    elif not release.buckets.of(optimizer):
+        yield "DeepCompile reduces the gradients"
 
 
 def _unserved_class(optimizer: Any) -> Iterator[str]:
@@ -123,7 +150,7 @@ def _unserved_layout(optimizer: Any, mode: str) -> Iterator[str]:
         yield "contiguous_gradients is false and the parameters have several dtypes"
 
 
-def _unserved_buffers(optimizer: Any) -> Iterator[str]:
+def _unserved_buffers(optimizer: Any, release: Release) -> Iterator[str]:
     partitions = optimizer.grad_partitions_flat_buffer
     if partitions is None or partitions.dtype not in _STORED:
         yield f"gradients are accumulated in {optimizer.gradient_accumulation_dtype}"
@@ -131,9 +158,12 @@ def _unserved_buffers(optimizer: Any) -> Iterator[str]:
     device = partitions.device
     if device.type not in ("cpu", "cuda"):
         yield f"the gradients are on {device}; z3ext has kernels for cpu and cuda"
-    for dtype, bucket in optimizer.ipg_buckets.items():
+    for dtype, bucket in release.buckets.of(optimizer).items():
         if dtype not in _STORED:
             yield f"gradients are communicated in {dtype}"
+        elif release.rounding(optimizer, dtype) and dtype != torch.float32:
+            # Stock casts to and fro between them, differently for a partition with padding.
+            yield f"gradients are communicated in {dtype} and parameters are {optimizer.dtype}"
         if bucket.buffer is not None and bucket.buffer.device != device:
             yield f"the bucket is on {bucket.buffer.device} and the partitions on {device}"
     for flat in optimizer.fp32_partitioned_groups_flat:
@@ -141,18 +171,8 @@ def _unserved_buffers(optimizer: Any) -> Iterator[str]:
             yield "master weights are not float32"
 
 
-def first_parameter(optimizer: Any) -> Any:
-    """The first parameter in fp16_groups' order; None where there is none."""
-    return next(itertools.chain.from_iterable(optimizer.fp16_groups), None)
-
-
-def partition_group(optimizer: Any) -> Any:
-    """The process group over which an optimizer's parameters are partitioned and reduced."""
-    return getattr(first_parameter(optimizer), "ds_process_group", optimizer.dp_process_group)
-
-
 def _unserved_parameters(optimizer: Any) -> Iterator[str]:
-    group = partition_group(optimizer)
+    group = group_of_the_parameters(optimizer)
     # The overflow flag goes over the data-parallel group, everything else over the partition group;
     # they are different objects as a rule, of the same ranks.
     ranks = dist.get_process_group_ranks(group)
