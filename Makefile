@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test cpp-tests python-tests lint format ratios cuda-build venv clean
+.PHONY: help demo test test-all cpp-tests python-tests lint format ratios cuda-build venv clean
 
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
@@ -26,7 +26,8 @@ export PYTHON TORCH
 
 help:
 	@echo 'make demo         train a small BERT twice, stock and with z3ext, and compare (demo.png)'
-	@echo 'make test         the whole suite: C++ tests, then pytest'
+	@echo 'make test         C++ tests, then pytest: every kind of test, about 6 minutes on two cores'
+	@echo 'make test-all     the same with every training case at every world size: about 20 minutes'
 	@echo 'make cpp-tests    the C++ tests alone (needs cmake, a C++20 compiler and GoogleTest)'
 	@echo 'make python-tests pytest alone'
 	@echo 'make lint         ruff, mypy and clang-format, changing nothing'
@@ -52,6 +53,13 @@ venv:
 	@bash scripts/make_venv.sh '$(VENV)' '$(EXTRAS)'
 
 test: cpp-tests python-tests
+
+# tests/training/selection.py says which cases the part without Z3EXT_TEST_ALL has.
+test-all: export Z3EXT_TEST_ALL := 1
+test-all:
+	@echo 'make test-all: about 20 minutes on two cores. Over make test it has every training case at'
+	@echo 'every world size and on every reduction path, where make test takes a part of these pairs.'
+	@$(MAKE) --no-print-directory cpp-tests python-tests
 
 cpp-tests: venv
 	@if ! command -v cmake >/dev/null; then \

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import z3ext
@@ -93,6 +94,7 @@ def test_lines_of_the_patch(
     """One line for each event."""
     import deepspeed
 
+    torch.ops.z3ext.pack_  # noqa: B018  (loads the library: where it is compiled, that is said)
     with caplog.at_level(logging.INFO, "z3ext"):
         handle = z3ext.patch_deepspeed()
         assert caplog.messages == [f"patched DeepSpeed {deepspeed.__version__}"]

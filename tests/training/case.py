@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .models import TrainingModel
+from .selection import selected_worlds
 
 if TYPE_CHECKING:
     from .run import Run
@@ -127,7 +128,8 @@ class Case:
     served: whether z3ext is expected to serve it (False: declined with a reason, None: either).
     noted: the last backward's buckets are left to DeepSpeed, by status(engine).note (None:
     either).
-    full_worlds: the world sizes that run it; core_worlds: those that run it too if it is core.
+    full_worlds: the world sizes that run it; core_worlds: those that run it too if it is core
+    (selection.py says which of them `make test` leaves to `make test-all`).
     patched_by_drive: the drive switches the patch itself (`run.patcher`). min_world: the smallest
     world that makes sense. skips: the steps that the stock run has to skip, so that an overflow
     case cannot pass without an overflow. plant: spoils the patched run, so that the harness has to
@@ -167,9 +169,10 @@ class Case:
         return torch.bfloat16 if self.config.get("bf16", {}).get("enabled") else torch.float32
 
     def worlds(self) -> tuple[int, ...]:
-        """The world sizes that this case runs at."""
+        """The world sizes that this case runs at in this session."""
         every = {*self.full_worlds, *(self.core_worlds if self.core else ())}
-        return tuple(w for w in sorted(every) if w >= self.min_world)
+        every = {world for world in every if world >= self.min_world}
+        return tuple(sorted(selected_worlds(self.name, self.core, every)))
 
 
 def scattered(case: Case) -> Iterator[Case]:
