@@ -24,7 +24,6 @@ COMM_BF16: dict[str, Any] = {"communication_data_type": "bf16"}
 COMM_FP16: dict[str, Any] = {"communication_data_type": "fp16"}
 ACCUMULATE_FP32: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}}
 AUTOCAST: dict[str, Any] = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
-CPU_OPTIMIZER: dict[str, Any] = zero(offload_optimizer={"device": "cpu", "pin_memory": False})
 
 
 def clip(value: float) -> dict[str, Any]:
@@ -101,6 +100,4 @@ CASES: list[Case] = [
     _mlp("overlap_comm", BF16, zero(overlap_comm=True), gas(2), core=True),
     _mlp("sanity_checks", BF16, zero(enable_sanity_checks=True)),
     _mlp("small_prefetch", zero(stage3_prefetch_bucket_size=1, stage3_max_live_parameters=1)),
-    # Declined.
-    _mlp("offload_optimizer", BF16, CPU_OPTIMIZER, gas(2), clip(0.1), served=False),
 ]

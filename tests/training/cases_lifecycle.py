@@ -98,7 +98,7 @@ def _read_gradients(run: Run) -> None:
             run.record(f"step {step} {name} fp32", safe_get_full_fp32_param(param))
 
 
-def _write_gradients(run: Run) -> None:
+def write_gradients(run: Run) -> None:
     """safe_set_full_grad and safe_set_local_grad between backward and step."""
     from deepspeed.utils import (
         safe_get_full_grad,
@@ -276,8 +276,8 @@ CASES: list[Case] = [
     _drive("zero_grad_between_micro_batches", _zero_grad_between, BF16, gas(3), core=True),
     _drive("read_gradients", _read_gradients, BF16, gas(2)),
     _drive("read_gradients_fp16_sub_groups", _read_gradients, FP16, zero(sub_group_size=40)),
-    _setting("write_gradients", _write_gradients, gas(2), core=True),
-    _setting("write_gradients_fp16", _write_gradients, FP16, zero(sub_group_size=40)),
+    _setting("write_gradients", write_gradients, gas(2), core=True),
+    _setting("write_gradients_fp16", write_gradients, FP16, zero(sub_group_size=40)),
     _setting("non_finite_by_set_grad_fp16", _poison_by_set, FP16, skips=1),
     _setting("non_finite_by_set_grad_bf16", _poison_by_set, BF16, skips=1),
     _drive("offload_states_pinned", _offload_states_pinned, BF16, gas(2), core=True),

@@ -10,6 +10,7 @@ from .cases_config import CASES as CONFIG_CASES
 from .cases_hooks import CASES as HOOK_CASES
 from .cases_lifecycle import CASES as LIFECYCLE_CASES
 from .cases_models import CASES as MODEL_CASES
+from .cases_offload import CASES as OFFLOAD_CASES
 from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
@@ -26,6 +27,7 @@ SERVED = parameters(
     CONFIG_CASES,
     MODEL_CASES,
     OVERFLOW_CASES,
+    OFFLOAD_CASES,
     LIFECYCLE_CASES,
     REDUCE_SCATTER_CASES,
     SHARING_CASES,

@@ -19,12 +19,12 @@ from z3ext.agreement import Agreement
 from z3ext.collectives import NativeSum, OneRank, SumOverRanks
 from z3ext.deepspeed.diagnosis import Diagnosis, Reaction
 from z3ext.deepspeed.gradient_step import GradientStep
+from z3ext.deepspeed.offload import OffloadStep
 from z3ext.deepspeed.paths import choose_path, config_mode
 from z3ext.deepspeed.releases.release import Release
 from z3ext.deepspeed.stage3 import ServedPath, StockPath
 from z3ext.deepspeed.status import counters_of
 from z3ext.deepspeed.support import is_destroyed
-from z3ext.norms import segment_norms
 from z3ext.streams import BucketStream, HostOrder, ReductionStream
 
 Method = Callable[..., Any]
@@ -135,9 +135,9 @@ def _make_adapter(
     group = release.group(optimizer)
     over = _sum_over(group)
     stream = _stream_of(optimizer)
-    norms = segment_norms(optimizer.grad_partitions_flat_buffer.device)
     counters = counters_of(optimizer)
-    step = GradientStep(optimizer, stock, release, over, stream, norms, counters)
+    in_step = OffloadStep if optimizer.offload_optimizer else GradientStep
+    step = in_step(optimizer, stock, release, over, stream, counters)
     path = choose_path(mode, over, stream, counters)
     diagnosis = Diagnosis(optimizer, group, react)
     return ServedPath(optimizer, stock, release, path, stream, step, diagnosis, counters)

@@ -14,7 +14,8 @@ from z3ext import memory, ops
 from z3ext.collectives import SumOverRanks, sum_scalars
 from z3ext.deepspeed.names import PREPARE
 from z3ext.deepspeed.releases.release import Release
-from z3ext.norms import SegmentNorms
+from z3ext.norms import segment_norms
+from z3ext.partitions import FlatPartitions, Partitions
 from z3ext.reducer import Counters
 from z3ext.streams import BucketStream
 
@@ -30,7 +31,6 @@ class GradientStep:
         release: the family of releases at hand.
         over: the sum over ``Release.group``.
         stream: where the partitions were written.
-        norms: how segments are measured.
         counters: the engine's.
     """
 
@@ -41,7 +41,6 @@ class GradientStep:
         release: Release,
         over: SumOverRanks,
         stream: BucketStream,
-        norms: SegmentNorms,
         counters: Counters,
     ) -> None:
         self._optimizer = optimizer
@@ -49,7 +48,7 @@ class GradientStep:
         self._release = release
         self._over = over
         self._stream = stream
-        self._segment_norms = norms
+        self._segment_norms = segment_norms(optimizer.grad_partitions_flat_buffer.device)
         self._counters = counters
         groups: list[list[Any]] = optimizer.fp16_groups
         numels = [param.partition_numel() for param in itertools.chain.from_iterable(groups)]
@@ -84,6 +83,13 @@ class GradientStep:
             stock_norms: list[Tensor] = self._stock["_get_norm_groups"](self._optimizer)
             return stock_norms
         return self._norms_of(self._measure())
+
+    def partitions(self) -> Partitions:
+        """Where the slices of the next bucket go."""
+        return FlatPartitions(self._optimizer.grad_partitions_flat_buffer)
+
+    def stock_reduces(self) -> None:
+        """DeepSpeed's own methods write to the partitions: they are read anew at the step."""
 
     def forget(self) -> None:
         """The partitions changed: norms taken before no longer hold."""

@@ -41,4 +41,5 @@ def missing() -> Iterator[str]:
                 raise  # something else than the module itself is missing
             yield path
             continue
-        yield from (f"{path}.{name}" for name in names if not hasattr(module, name))
+        # Not hasattr: a name that the module makes up when asked cannot be replaced there.
+        yield from (f"{path}.{name}" for name in names if name not in vars(module))

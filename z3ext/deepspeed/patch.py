@@ -138,7 +138,7 @@ def _version() -> str:
             f"DeepSpeed {_served()}; pip install deepspeed, or leave the call out",
             name="deepspeed",
         ) from None
-    return str(getattr(deepspeed, "__version__", "of unknown version"))
+    return str(vars(deepspeed).get("__version__", "of unknown version"))
 
 
 def _look(options: _Options, version: str) -> Installation | str:
@@ -161,10 +161,12 @@ def _look(options: _Options, version: str) -> Installation | str:
 
         return Installation(cls, release, options.mode, reaction(options.on_nonfinite))
     except Exception as error:  # whatever it is, the script trains well without z3ext
-        return (
-            f"declined: looking at DeepSpeed {version} failed with {type(error).__name__}: "
-            f"{error}; {advice}"
-        )
+        return f"declined: looking at DeepSpeed {version} {_failed(error)}; {advice}"
+
+
+def _failed(error: Exception) -> str:
+    """In one line, whatever the exception's text is."""
+    return " ".join(f"failed with {type(error).__name__}: {error}".split())
 
 
 def _served() -> str:
@@ -195,6 +197,13 @@ def is_patched() -> bool:
 
 def status(engine: Any) -> Status:
     """See ``z3ext.status``."""
+    try:
+        return _status(engine)
+    except Exception as error:  # an optimizer unlike those that z3ext serves
+        return Status(False, f"looking at the engine {_failed(error)}", "stock")
+
+
+def _status(engine: Any) -> Status:
     optimizer = getattr(engine, "optimizer", None)
     if not any(cls.__name__ == _CLASS for cls in type(optimizer).__mro__):
         found = type(optimizer).__name__

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from z3ext.deepspeed.fingerprint import fingerprint, resolve
 from z3ext.deepspeed.names import PRIVATE
 from z3ext.deepspeed.releases import RELEASES
-from z3ext.deepspeed.releases.release import Release
+from z3ext.deepspeed.releases.release import Hashes, Release
 
 _BUCKET = "IPGBucketZ3"
 
@@ -21,17 +21,15 @@ def closest(cls: type) -> tuple[Release, list[str]]:
     Args:
         cls: ``DeepSpeedZeroOptimizer_Stage3``.
     """
-    hash_of = functools.cache(lambda name: fingerprint(resolve(cls, name)))
-    found = [(release, list(_unknown(release, cls, hash_of))) for release in RELEASES]
+    method = functools.cache(lambda name: fingerprint(resolve(cls, name)))
+    function = functools.cache(lambda name: _function_hash(cls, name))
+    found = [(release, list(_unknown(release, cls, method, function))) for release in RELEASES]
     return min(reversed(found), key=lambda pair: len(pair[1]))
 
 
 def unknown_functions(release: Release, cls: type) -> Iterator[str]:
     """What of the release's functions another function stands for, by name."""
-    module = vars(sys.modules[cls.__module__])
-    for name, hashes in release.functions.items():
-        if fingerprint(module.get(name)) not in hashes:
-            yield name
+    return _unlike(release.functions, lambda name: _function_hash(cls, name))
 
 
 def describe(cls: type, names: list[str]) -> str:
@@ -49,11 +47,19 @@ def _listed(names: list[str]) -> str:
     return ", ".join(name.removeprefix(PRIVATE) for name in names[:3]) + more
 
 
-def _unknown(release: Release, cls: type, hash_of: Callable[[str], str]) -> Iterator[str]:
-    for name, hashes in release.methods.items():
-        if hash_of(name) not in hashes:
-            yield name
-    yield from unknown_functions(release, cls)
+def _function_hash(cls: type, name: str) -> str:
+    return fingerprint(vars(sys.modules[cls.__module__]).get(name))
+
+
+def _unlike(known: Hashes, hash_of: Callable[[str], str]) -> Iterator[str]:
+    return (name for name, hashes in known.items() if hash_of(name) not in hashes)
+
+
+def _unknown(
+    release: Release, cls: type, method: Callable[[str], str], function: Callable[[str], str]
+) -> Iterator[str]:
+    yield from _unlike(release.methods, method)
+    yield from _unlike(release.functions, function)
     bucket = vars(sys.modules[cls.__module__]).get(_BUCKET)
     fields = None
     if dataclasses.is_dataclass(bucket):

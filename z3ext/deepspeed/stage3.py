@@ -23,11 +23,11 @@ from z3ext.deepspeed.diagnosis import Diagnosis, Found, Origin
 from z3ext.deepspeed.gradient_step import GradientStep
 from z3ext.deepspeed.hooks import HookWatch
 from z3ext.deepspeed.names import ADD_GRAD, PREPARE, PRIVATE, READY, REDUCE_BUCKET
+from z3ext.deepspeed.offload import OffloadStep
 from z3ext.deepspeed.paths import ReductionPath, stock_reduces_by
 from z3ext.deepspeed.releases.policies import group_of_the_parameters
 from z3ext.deepspeed.releases.release import Release
 from z3ext.ownership import owns_memory
-from z3ext.partitions import FlatPartitions
 from z3ext.reducer import Counters
 from z3ext.streams import BucketStream
 
@@ -158,7 +158,7 @@ class ServedPath:
         release: Release,
         reduction: ReductionPath,
         stream: BucketStream,
-        step: GradientStep,
+        step: GradientStep | OffloadStep,
         diagnosis: Diagnosis,
         counters: Counters,
     ) -> None:
@@ -265,6 +265,7 @@ class ServedPath:
             return
         self._step.forget()
         if len(ours.keys) != len(params):
+            self._step.stock_reduces()
             with stock_reduces_by(self.mode, optimizer):
                 self._stock[REDUCE_BUCKET](optimizer, *release.buckets.arguments(dtype))
             return
@@ -279,7 +280,7 @@ class ServedPath:
                 self._reduction.scaling(optimizer)._replace(
                     rounding=release.rounding(optimizer, dtype)
                 ),
-                FlatPartitions(optimizer.grad_partitions_flat_buffer),
+                self._step.partitions(),
                 accumulate=optimizer.micro_step_id != 0,
             )
             for param in params:

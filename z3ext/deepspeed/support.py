@@ -51,7 +51,6 @@ def _has(optimizer: Any, name: str) -> bool:
 
 
 _CONFIG_REFUSALS: tuple[_Refusal, ...] = (
-    (lambda o: bool(o.offload_optimizer), "the optimizer is offloaded (offload_optimizer)"),
     (lambda o: bool(o.swap_optimizer), "the optimizer's states are swapped to NVMe"),
     (lambda o: _has(o, "zenflow"), "ZenFlow is on"),
     (lambda o: _has(o, "use_muon"), "the optimizer is Muon"),
@@ -155,6 +154,7 @@ def _unserved_buffers(optimizer: Any, release: Release) -> Iterator[str]:
     if partitions is None or partitions.dtype not in _STORED:
         yield f"gradients are accumulated in {optimizer.gradient_accumulation_dtype}"
         return
+    offloaded = bool(optimizer.offload_optimizer)
     device = partitions.device
     if device.type not in ("cpu", "cuda"):
         yield f"the gradients are on {device}; z3ext has kernels for cpu and cuda"
@@ -164,7 +164,7 @@ def _unserved_buffers(optimizer: Any, release: Release) -> Iterator[str]:
         elif release.rounding(optimizer, dtype) and dtype != torch.float32:
             # Stock casts to and fro between them, differently for a partition with padding.
             yield f"gradients are communicated in {dtype} and parameters are {optimizer.dtype}"
-        if bucket.buffer is not None and bucket.buffer.device != device:
+        if bucket.buffer is not None and bucket.buffer.device != device and not offloaded:
             yield f"the bucket is on {bucket.buffer.device} and the partitions on {device}"
     for flat in optimizer.fp32_partitioned_groups_flat:
         if flat is None or flat.dtype != torch.float32:

@@ -79,3 +79,14 @@ def boundary_attribute(optimizer: Any) -> bool:
 def boundary_method(optimizer: Any) -> bool:
     """The engine tells the optimizer, which is asked."""
     return bool(optimizer.is_gradient_accumulation_boundary())
+
+
+def not_kept(optimizer: Any) -> set[int]:
+    """Nobody asks what was reduced."""
+    return set()
+
+
+def kept_for_the_step(optimizer: Any) -> set[int]:
+    """An offloaded optimizer without a boundary of its own looks there at the step."""
+    ids: set[int] = optimizer._offload_boundary_param_ids
+    return ids

@@ -39,6 +39,7 @@ class Release:
     is_postponed: whether the reduction waits for the end of several backwards.
     checks_order: whether the ranks compare a bucket's parameters before they reduce it.
     at_boundary: whether the micro-step is the last one before the optimizer steps.
+    reduced_ids: the ``ds_id`` of what was reduced since the last step, for a set to be added to.
     clears_gradients: whether preparing a sub-group's fp32 gradient clears every ``param.grad``.
     own_node_hooks: DeepSpeed's own hook stands on a parameter's AccumulateGrad node.
     """
@@ -56,6 +57,7 @@ class Release:
     is_postponed: Callable[[Any], bool]
     checks_order: Callable[[Any], bool]
     at_boundary: Callable[[Any], bool]
+    reduced_ids: Callable[[Any], set[int]]
     clears_gradients: bool
     own_node_hooks: bool
 

@@ -128,6 +128,7 @@ _V0 = Release(
     is_postponed=policies.never,
     checks_order=policies.never,
     at_boundary=policies.boundary_attribute,
+    reduced_ids=policies.not_kept,
     clears_gradients=True,
     own_node_hooks=False,
 )

@@ -221,6 +221,7 @@ _V0 = Release(
     is_postponed=policies.never,
     checks_order=policies.by_config,
     at_boundary=policies.boundary_attribute,
+    reduced_ids=policies.not_kept,
     clears_gradients=True,
     own_node_hooks=False,
 )
@@ -253,6 +254,7 @@ _V5 = replace(
     name="0.19.5",
     methods=hashes(_SHARED, _5),
     at_boundary=policies.boundary_method,
+    reduced_ids=policies.kept_for_the_step,
 )
 
 _V6 = replace(
