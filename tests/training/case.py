@@ -133,7 +133,7 @@ class Case:
     patched_by_drive: the drive switches the patch itself (`run.patcher`). min_world: the smallest
     world that makes sense. skips: the steps that the stock run has to skip, so that an overflow
     case cannot pass without an overflow. plant: spoils the patched run, so that the harness has to
-    find a difference (its own test).
+    find a difference (its own test). compiles: called before the first case, for what takes long.
     """
 
     name: str
@@ -153,6 +153,7 @@ class Case:
     core_worlds: tuple[int, ...] = CORE_WORLDS
     skips: int = 0
     plant: Callable[[Run], None] | None = None
+    compiles: Callable[[], None] | None = None
 
     @property
     def full_config(self) -> dict[str, Any]:
