@@ -136,7 +136,7 @@ class StagedMemory:
         if self._bad is not None:
             first = bisect.bisect_left(self._begins, run.begin)
             # A float64 norm of values that are finite in fp32 is finite.
-            self._bad[first : first + len(run.numels)] = norms.isfinite().logical_not()
+            self._bad.narrow(0, first, len(run.numels)).copy_(norms.isfinite().logical_not())
 
     def forget(self) -> None:
         self._bad = None

@@ -49,6 +49,8 @@ def main(spec_path: str) -> int:
     # DeepSpeed refuses fp16 on CPU by a capability flag; the arithmetic itself is there.
     accelerator = get_accelerator()
     accelerator.is_fp16_supported = lambda: True
+    # Compiled at every start in a fresh cache, for inference alone.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(
         dist_backend="gloo", auto_mpi_discovery=False, timeout=COLLECTIVE_TIMEOUT, verbose=False
     )
