@@ -20,54 +20,10 @@ from z3ext.deepspeed.releases import RELEASES
 from z3ext.deepspeed.stage3 import StockPath
 from z3ext.deepspeed.support import _BYPASSED, _SHORT_CUTS
 
+from .optimizers import WORLD, Optimizer
+
 RELEASE = RELEASES[-1]
 REPLACED = RELEASE.replaced
-WORLD = (0, 1, 2)  # a process group stands here as the tuple of its ranks
-
-
-class Param:
-    """A parameter of ZeRO stage 3, cut over three ranks."""
-
-    def __init__(self, numel: int, dtype: torch.dtype = torch.bfloat16) -> None:
-        self.ds_numel = numel
-        self.ds_process_group = WORLD
-        self.ds_zero_placement_family = "replicated"
-        self.dtype = dtype
-        self.chunk = -(-numel // len(WORLD))
-
-    def partition_numel(self) -> int:
-        return self.chunk
-
-
-class Optimizer:
-    """What ``support.refusal`` looks at, as a served config has it."""
-
-    def __init__(self) -> None:
-        self.reduce_scatter = False
-        self.contiguous_gradients = True
-        self.offload_optimizer = False
-        self.swap_optimizer = False
-        self.zenflow = False
-        self.use_muon = False
-        self.all2all_process_group: Any = None
-        self.zero_hpz_partition_size = 1
-        self.autoep_folding_tp_group: Any = None
-        self.model_parallel_group: Any = None
-        self.dtype = torch.bfloat16
-        self.gradient_accumulation_dtype = torch.bfloat16
-        self.dp_process_group: Any = WORLD
-        self.fp16_groups = [[Param(10), Param(1)], [Param(7)]]
-        self.grad_partitions_flat_buffer: Any = torch.zeros(8, dtype=torch.bfloat16)
-        self._grad_acc_hooks: list[object] = [object()]
-        self.ipg_buckets: dict[Any, Any] = {
-            torch.bfloat16: SimpleNamespace(buffer=torch.zeros(4)),
-            torch.float32: SimpleNamespace(buffer=None),
-        }
-        self.fp32_partitioned_groups_flat: list[Any] = [torch.zeros(5), torch.zeros(3)]
-
-    @property
-    def params(self) -> list[Param]:
-        return [param for group in self.fp16_groups for param in group]
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +58,15 @@ def test_served_variants() -> None:
     assert refusal(optimizer) == ""
 
 
+def test_offloaded_partitions() -> None:
+    """Their memory is the CPU's, that of the bucket the accelerator's."""
+    optimizer = Optimizer()
+    _bucket(torch.bfloat16, torch.zeros(1, device="meta"))(optimizer)
+    assert "bucket is on meta" in refusal(optimizer)
+    optimizer.offload_optimizer = True
+    assert refusal(optimizer) == ""
+
+
 def _fields(**values: Any) -> Callable[[Optimizer], None]:
     return lambda optimizer: vars(optimizer).update(values)
 
@@ -120,7 +85,6 @@ def _meta(optimizer: Optimizer) -> None:
 
 
 REFUSED: list[tuple[Callable[[Optimizer], None], str]] = [
-    (_fields(offload_optimizer=True), "offload_optimizer"),
     (_fields(swap_optimizer=True), "swapped to NVMe"),
     (_fields(zenflow=True), "ZenFlow"),
     (_fields(use_muon=True), "Muon"),
