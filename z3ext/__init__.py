@@ -3,8 +3,9 @@
     import z3ext
     z3ext.patch_deepspeed()          # before deepspeed.initialize
 
-Importing compiles nothing, imports no DeepSpeed and touches no GPU. ``torch.ops.z3ext`` has the
-operators; the first use of one loads, and where needed compiles, the native library.
+Importing compiles nothing, imports no DeepSpeed and touches no GPU; it raises ImportError where
+torch is older than 2.6. ``torch.ops.z3ext`` has the operators; the first use of one loads, and
+where needed compiles, the native library.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from z3ext import _torch_version  # noqa: F401  # before anything that an old torch lacks
 from z3ext._build import BuildError
 from z3ext._library import install_lazy_namespace
 from z3ext.overflow import NonFiniteGradientError, Overflow

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from z3ext import _torch_version
 from z3ext._toolchain import Compiler, CudaToolkit, build_error
 
 LIBRARY_NAME = "libz3ext.so"
@@ -66,8 +67,8 @@ def compile_library(job: Job, limit_s: float, say_progress: Callable[[str], None
         raise build_error(
             f"the compilation with {job.compiler.label} failed:\n"
             + _failure(job.log.read_text(encoding="utf-8", errors="replace"))
-            + f"\nThe whole log is {job.log}",
-            "mend what the compiler says, set CXX to another compiler",
+            + f"\n{_torch_version.described()}. The whole log is {job.log}",
+            "mend what the compiler says, set CXX to another compiler, take a torch of that range",
         )
     return job.folder / LIBRARY_NAME
 

@@ -221,6 +221,21 @@ def test_install_without_isolation(checkout: Path, tmp_path: Path) -> None:
     assert {f"z3ext/{name}" for name in SOURCES} <= set(installed_files(python))
 
 
+@pytest.mark.parametrize("version", ["1.13.1", "2.6.0a0+nv25.1", "99.0"])
+def test_installing_leaves_torch_as_it_is(checkout: Path, tmp_path: Path, version: str) -> None:
+    """pip may take nothing from an index here, so it would fail where it wanted another torch."""
+    python = new_environment(tmp_path / "venv", with_torch=True)
+    [site] = python.parent.parent.glob("lib/python*/site-packages")
+    metadata = site / f"torch-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    arguments = ("install", "--no-build-isolation", "--no-index", str(checkout))
+    # The settings of this machine's pip may ask for another torch: constraints.
+    out = pip(python, *arguments, cwd=tmp_path, PIP_CONFIG_FILE=os.devnull)
+    assert "Successfully installed z3ext-0.1.0\n" in out
+    assert f"({version})" in out  # pip looked at this torch
+
+
 def test_an_earlier_build_s_files_are_not_packed(checkout: Path, tmp_path: Path) -> None:
     left = checkout / "build" / "lib" / "z3ext" / "csrc" / "removed.cpp"
     left.parent.mkdir(parents=True, exist_ok=True)
