@@ -20,6 +20,23 @@ def pytest_report_header() -> str:
     return f"Z3EXT_TEST_SEED={SEED}"
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("Z3EXT_TEST_ALL") != "1":
+        left_out = [item for item in items if item.get_closest_marker("all_only")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_extensions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One folder for what DeepSpeed compiles in the ranks, which takes half a minute.
+
+    Not the user's: a lock that a killed build left there would block DeepSpeed for ever.
+    """
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))
+
+
 @pytest.fixture
 def seed() -> int:
     """The seed of this run's random inputs; Z3EXT_TEST_SEED sets it."""

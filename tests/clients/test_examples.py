@@ -29,7 +29,6 @@ def run(name: str, folder: Path, disabled: bool) -> list[dict[str, Any]]:
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += [str(HERE / "run_example.py"), str(EXAMPLES / f"{name}.py"), str(folder)]
     env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    env["TORCH_EXTENSIONS_DIR"] = str(folder.parent / "torch_extensions")
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     env["Z3EXT_DISABLE"] = "1" if disabled else "0"
     with (folder / "log").open("wb") as log:

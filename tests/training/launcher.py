@@ -58,7 +58,7 @@ def _import_path() -> str:
 class Launch:
     """One set of ranks running a list of cases in one process group."""
 
-    def __init__(self, world: int, cases: Sequence[str], seed: int, out: Path, ext: Path) -> None:
+    def __init__(self, world: int, cases: Sequence[str], seed: int, out: Path) -> None:
         self.world = world
         self.cases = list(cases)
         self.out = out
@@ -73,7 +73,6 @@ class Launch:
             OMP_NUM_THREADS="1",
             PYTHONPATH=_import_path(),
             PYTHONUNBUFFERED="1",
-            TORCH_EXTENSIONS_DIR=str(ext),
             WORLD_SIZE=str(world),
             LOCAL_WORLD_SIZE=str(world),
         )
@@ -183,9 +182,7 @@ class Launch:
         return results, why
 
 
-def run_world(
-    world: int, cases: Sequence[str], seed: int, out: Path, ext: Path
-) -> dict[str, Result]:
+def run_world(world: int, cases: Sequence[str], seed: int, out: Path) -> dict[str, Result]:
     """Runs every case at one world size, starting again after a case that ended the ranks."""
     results: dict[str, Result] = {}
     why = ""
@@ -193,7 +190,7 @@ def run_world(
         left = [name for name in cases if name not in results]
         if not left:
             return results
-        found, why = Launch(world, left, seed, out / f"launch{attempt}", ext).run()
+        found, why = Launch(world, left, seed, out / f"launch{attempt}").run()
         results.update(found)
     for name in cases:
         problem = f"not run: {MAX_LAUNCHES} launches ended early, the last one: {why}"
