@@ -30,7 +30,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m z3ext.demo", description="Stock DeepSpeed and z3ext side by side."
     )
-    parser.add_argument("--steps", type=int, default=40, help="training steps of each side")
+    parser.add_argument("--steps", type=int, default=24, help="training steps of each side")
     parser.add_argument("--ranks", type=int, help="default 2; at most one per GPU if there are any")
     parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")

@@ -39,7 +39,7 @@ from z3ext.demo.results import Comparison, DemoResult, Side
 EXIT_DECLINED = 3  # z3ext doesn't serve this engine; the reason is in the result file
 
 _SEED = 20240229
-_ROUNDS = 6  # of the timing phase; in each, either side runs one block
+_ROUNDS = 4  # of the timing phase; in each, either side runs one block
 _STEPS_PER_BLOCK = 5  # after the first, every second one with the phase clock on
 _T = TypeVar("_T")
 
