@@ -1,10 +1,9 @@
 """One rank of a launch: runs the given cases in turn and writes one JSON line per event.
 
-    python -m <package>.worker SPEC.json
-
-The spec holds `cases` (names), `out` (a folder), `seed`. Rank and world size come from the
-environment, as torchrun sets them. A case that raises ends the process, since the other ranks may
-be inside a collective; the launcher starts again with what is left.
+The launcher forks the ranks from a process that has imported this module. The spec is a JSON file
+of `cases` (names), `out` (a folder), `seed`. Rank and world size come from the environment, as
+torchrun sets them. A case that raises ends the process, since the other ranks may be inside a
+collective; the launcher starts again with what is left.
 """
 
 from __future__ import annotations
@@ -106,7 +105,3 @@ def main(spec_path: str) -> int:
             tell(event="done", case=name, problems=problems, status=status, seconds=seconds)
     torch.distributed.destroy_process_group()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
