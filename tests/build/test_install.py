@@ -142,6 +142,7 @@ print(seconds)
 """
 
 
+@pytest.mark.alone
 def test_second_use_takes_less_than_a_second(
     compiled: str, cache: Path | None, tmp_path: Path
 ) -> None:
