@@ -58,9 +58,11 @@ test: cpp-tests python-tests
 test-all: export Z3EXT_TEST_ALL := 1
 test-all:
 	@echo 'make test-all: about 20 minutes on two cores. Over make test it has every training case at'
-	@echo 'every world size and on every reduction path, where make test takes a part of these pairs.'
+	@echo 'every world size and on every reduction path, where make test takes a part of these pairs;'
+	@echo 'the library built by CMake too; and an installation that compiles all of it beforehand.'
 	@$(MAKE) --no-print-directory cpp-tests python-tests
 
+# The library itself is compiled with the same flags at its first use; tests/build reads that log.
 cpp-tests: venv
 	@if ! command -v cmake >/dev/null; then \
 	  echo 'C++ TESTS NOT RUN: there is no cmake (Debian: apt-get install cmake libgtest-dev)'; \
@@ -69,14 +71,24 @@ cpp-tests: venv
 	else \
 	  mkdir -p '$(RESULTS)'; \
 	  cmake -S . -B '$(BUILD)/cmake' -DZ3EXT_WERROR=ON -DPython3_EXECUTABLE='$(BIN)/python'; \
-	  cmake --build '$(BUILD)/cmake' --parallel 2; \
+	  cmake --build '$(BUILD)/cmake' --parallel 2 $(if $(Z3EXT_TEST_ALL),,--target kernel_tests); \
 	  ctest --test-dir '$(BUILD)/cmake' --output-on-failure --output-junit '$(RESULTS)/ctest.xml'; \
 	fi
 
+# Two tests at a time, then those that must have the cores for themselves. 5: PYTEST_ARGS selects none.
 # The first training test of a world size runs that size's whole matrix, so one limit fits all.
+PYTEST = '$(BIN)/pytest' tests --timeout=1800
+
 python-tests: venv
 	@mkdir -p '$(RESULTS)'
-	@'$(BIN)/pytest' tests --timeout=1800 --junit-xml='$(RESULTS)/pytest.xml' $(PYTEST_ARGS)
+	@status=0; \
+	$(PYTEST) -n 2 --dist worksteal -m 'not alone' --junit-xml='$(RESULTS)/pytest.xml' $(PYTEST_ARGS) \
+	  || status=$$?; \
+	alone=0; \
+	$(PYTEST) -m alone --junit-xml='$(RESULTS)/pytest-alone.xml' $(PYTEST_ARGS) || alone=$$?; \
+	((status == 5)) && status=$$alone; \
+	((alone == 5)) && alone=0; \
+	exit $$((status ? status : alone))
 
 CPP_FILES = $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h')
 

@@ -1,6 +1,7 @@
 """What .ci/run checks about itself: skipped tests, the README's commands, the totals.
 
 checks.py skips ABSENT RESULTS         every skip in RESULTS/*.xml is declared in ABSENT
+checks.py files TESTS RESULTS          every TESTS/**/test_*.py has a test in RESULTS/*.xml
 checks.py readme README COMMANDS       every command of README is a line of COMMANDS
 checks.py readme-command README START  the README's command that starts with START
 checks.py total RESULTS                how many tests passed, failed and were skipped
@@ -18,7 +19,12 @@ from xml.etree import ElementTree
 
 # What has to be in each file of results: CMake leaves a tier out silently where its compiler is not
 # there, so one test of it is named. "" stands for any test.
-EXPECTED = {"ctest.xml": ("", "aarch64"), "cuda-build.xml": ("",), "pytest.xml": ("",)}
+EXPECTED = {
+    "ctest.xml": ("", "aarch64"),
+    "cuda-build.xml": ("",),
+    "pytest.xml": ("",),
+    "pytest-alone.xml": ("",),
+}
 
 _CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -90,6 +96,23 @@ def _declared(absent: Path) -> dict[str, str]:
     return {pattern.strip(): reason.strip() for pattern, _, reason in pairs}
 
 
+def check_files(tests: Path, results: Path) -> str:
+    """Every file of Python tests was collected: pytest passes folders by in silence."""
+    names = [test.name for path in results.glob("*.xml") for test in outcomes(path)]
+    files = sorted(tests.rglob("test_*.py"))
+    modules = {
+        file: ".".join(file.relative_to(tests.parent).with_suffix("").parts) for file in files
+    }
+    missing = [
+        str(file)
+        for file, module in modules.items()
+        if not any(name.startswith(f"{module}::") for name in names)
+    ]
+    if missing or not files:
+        raise CheckFailure(f"no test of these files ran: {missing}" if files else f"{tests}: empty")
+    return f"a test of each of the {len(files)} files in {tests} ran"
+
+
 def readme_commands(readme: Path) -> list[str]:
     """The lines after ``$`` in the console blocks."""
     blocks: list[str] = _CONSOLE.findall(readme.read_text(encoding="utf-8"))
@@ -125,6 +148,7 @@ def main(arguments: list[str]) -> int:
     """Runs one check; 1 when it fails, 2 for an unknown one."""
     checks: dict[str, Callable[..., str]] = {
         "skips": check_skips,
+        "files": check_files,
         "readme": check_readme,
         "readme-command": find_command,
         "total": total,

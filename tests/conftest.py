@@ -14,10 +14,36 @@ import torch
 import torch.distributed as dist
 
 SEED = int(os.environ.get("Z3EXT_TEST_SEED") or secrets.randbits(31))
+os.environ["Z3EXT_TEST_SEED"] = str(SEED)  # for xdist's workers
 
 
 def pytest_report_header() -> str:
     return f"Z3EXT_TEST_SEED={SEED}"
+
+
+#: Folders and files whose tests measure, have time limits or start ranks.
+ALONE = ("clients", "ratios", "training", "test_demo.py", "test_lock.py", "test_interrupted.py")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if not {*ALONE}.isdisjoint(item.path.relative_to(Path(__file__).parent).parts):
+            item.add_marker("alone")
+    if os.environ.get("Z3EXT_TEST_ALL") != "1":
+        left_out = [item for item in items if item.get_closest_marker("all_only")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def torch_extensions(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One folder for what DeepSpeed compiles in the ranks, which takes half a minute.
+
+    Not the user's: a lock that a killed build left there would block DeepSpeed for ever.
+    """
+    if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path_factory.mktemp("torch_extensions"))
 
 
 @pytest.fixture

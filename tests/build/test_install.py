@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from build_support import environment, finish, run, start_python
+from build_support import environment, finish, run, start_python, tiny_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("csrc", "z3ext", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
@@ -71,10 +71,14 @@ def new_environment(folder: Path, with_torch: bool) -> Path:
 
 
 def share_packages(python: Path) -> None:
-    """Lets an environment see this one's packages, after its own."""
+    """Lets an environment see this one's packages but for z3ext, after its own."""
     [site] = python.parent.parent.glob("lib/python*/site-packages")
-    own = Path(torch.__file__).parents[1]
-    (site / "shared.pth").write_text(f"{own}\n")
+    shared = python.parent.parent / "shared"
+    shared.mkdir()
+    for path in Path(torch.__file__).parents[1].iterdir():
+        if not path.name.startswith(("z3ext", "__editable__")):
+            (shared / path.name).symlink_to(path)
+    (site / "shared.pth").write_text(f"{shared}\n")
 
 
 def pip(python: Path, *arguments: str, cwd: Path, **changes: str) -> str:
@@ -138,6 +142,7 @@ print(seconds)
 """
 
 
+@pytest.mark.alone
 def test_second_use_takes_less_than_a_second(
     compiled: str, cache: Path | None, tmp_path: Path
 ) -> None:
@@ -273,8 +278,35 @@ def test_prebuild_needs_torch(checkout: Path, tmp_path: Path) -> None:
     assert "install torch and run `pip install . --no-build-isolation`" in text
 
 
-def test_prebuild(checkout: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def small_checkout(checkout: Path, tmp_path: Path) -> Path:
+    """One whose library is compiled in no time."""
+    small = tmp_path / "checkout"
+    shutil.copytree(checkout, small, ignore=shutil.ignore_patterns("csrc", "build"))
+    tiny_sources(small / "csrc")
+    return small
+
+
+USE_SMALL = """
+from z3ext import _build
+import ctypes, z3ext
+print(z3ext.__file__)
+print(ctypes.CDLL(str(_build.library_path())).z3ext_answer())
+"""
+
+
+@pytest.mark.parametrize(
+    ("sources", "use", "answers"),
+    [
+        ("small_checkout", USE_SMALL, ["7"]),
+        pytest.param("checkout", FIRST_USE, ["True", "False"], marks=pytest.mark.all_only),
+    ],
+)
+def test_prebuild(
+    sources: str, use: str, answers: list[str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """The library comes with the package: neither a compiler nor a cache is needed afterwards."""
+    checkout = request.getfixturevalue(sources)
     python = new_environment(tmp_path / "venv", with_torch=True)
     started = time.monotonic()
     arguments = ("install", "--no-build-isolation", "--no-deps", "--verbose", str(checkout))
@@ -286,8 +318,8 @@ def test_prebuild(checkout: Path, tmp_path: Path) -> None:
     assert library.startswith("z3ext/_prebuilt/libz3ext-")
     cache = tmp_path / "cache"
     env = environment(cache, PATH=os.devnull)
-    out, err = finish(start_python(FIRST_USE, env, python, cwd=tmp_path))
-    assert out.splitlines()[1:] == ["True", "False"]
+    out, err = finish(start_python(use, env, python, cwd=tmp_path))
+    assert out.splitlines()[1:] == answers
     assert "z3ext" not in err
     assert not cache.exists()
     pip(python, "uninstall", "--yes", "z3ext", cwd=tmp_path)

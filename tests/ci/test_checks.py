@@ -66,6 +66,18 @@ def test_a_part_that_cmake_left_out_fails(checks: ModuleType, tmp_path: Path) ->
         _skips(checks, tmp_path, ctest=UNKNOWN_RAN)
 
 
+def test_a_file_that_was_not_collected_fails(checks: ModuleType, tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "build"
+    folder.mkdir(parents=True)
+    (folder / "test_a.py").touch()
+    ran = '<testcase classname="tests.build.test_a" name="runs"/>'
+    (tmp_path / "a.xml").write_text(f"<testsuite>{PASSED}{ran}</testsuite>")
+    assert "each of the 1 files" in checks.check_files(tmp_path / "tests", tmp_path)
+    (folder / "test_b.py").touch()
+    with pytest.raises(checks.CheckFailure, match=r"\['.*/tests/build/test_b.py'\]"):
+        checks.check_files(tmp_path / "tests", tmp_path)
+
+
 def test_readme_command_that_did_not_run_fails(checks: ModuleType, tmp_path: Path) -> None:
     readme, ran = tmp_path / "README.md", tmp_path / "ran.txt"
     readme.write_text("```console\n$ make demo\noutput\n```\n\n```console\n$ make test\n```\n")

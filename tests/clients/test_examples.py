@@ -15,6 +15,8 @@ import torch
 
 pytest.importorskip("deepspeed")
 
+from training.launcher import free_port
+
 HERE = Path(__file__).absolute().parent
 EXAMPLES = HERE.parents[1] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -22,16 +24,17 @@ WORLD = 2
 SECONDS = 240
 
 
-def run(name: str, folder: Path, disabled: bool) -> list[dict[str, Any]]:
-    """What each rank wrote; with ``disabled`` the example trains by DeepSpeed alone."""
-    folder.mkdir()
+def run(name: str, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What each rank wrote, by side: for "stock" the example trained by DeepSpeed alone."""
+    sides = ("stock", "z3ext")
+    for side in sides:
+        (folder / side).mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     command += [str(HERE / "run_example.py"), str(EXAMPLES / f"{name}.py"), str(folder)]
+    command += [str(free_port()) for _ in sides]
     env = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    env["TORCH_EXTENSIONS_DIR"] = str(folder.parent / "torch_extensions")
     env["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-    env["Z3EXT_DISABLE"] = "1" if disabled else "0"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -45,13 +48,13 @@ def run(name: str, folder: Path, disabled: bool) -> list[dict[str, Any]]:
                 process.wait(timeout=60)
     text = (folder / "log").read_text(errors="replace")
     assert code == 0, text[-4000:]
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return {s: [torch.load(folder / s / f"{rank}.pt") for rank in range(WORLD)] for s in sides}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_bits_as_stock(name: str, tmp_path: Path) -> None:
-    stock = run(name, tmp_path / "stock", disabled=True)
-    found = run(name, tmp_path / "z3ext", disabled=False)
+    sides = run(name, tmp_path)
+    stock, found = sides["stock"], sides["z3ext"]
     for rank in range(WORLD):
         assert stock[rank]["status"]["reason"] == "Z3EXT_DISABLE=1 is set"
         assert found[rank]["status"]["served"], found[rank]["status"]

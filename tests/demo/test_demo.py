@@ -15,9 +15,10 @@ from z3ext.demo.results import DemoResult
 
 @pytest.mark.timeout(1200)  # it may have to compile the library first
 def test_demo_ends_identical(tmp_path: Path) -> None:
+    options = ("--steps", "3", "--rounds", "1")
     environment = dict(os.environ, DS_ACCELERATOR="cpu")
     done = subprocess.run(
-        [sys.executable, "-m", "z3ext.demo", "--steps", "3", "--json", "demo.json"],
+        [sys.executable, "-m", "z3ext.demo", *options, "--json", "demo.json"],
         check=False,
         cwd=tmp_path,
         env=environment,
@@ -39,6 +40,7 @@ def test_demo_ends_identical(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (["--steps", "0"], "--steps must be at least 1, not 0"),
+        (["--rounds", "0"], "--rounds must be at least 1, not 0"),
         (["--ranks", "0"], "--ranks must be at least 1, not 0"),
         (["--output", "/no/such/folder/a.png"], "there is no folder /no/such/folder"),
     ],

@@ -28,7 +28,6 @@ class Results:
                 sorted(self._wanted[world], key=list(ENTRIES).index),
                 self.seed,
                 self._folder / f"world{world}",
-                self._folder / "torch_extensions",
             )
         return self._by_world[world][case]
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import multiprocessing
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 #: Seconds until every rank has joined; the first launch also compiles native code.
 STARTUP_LIMIT = 420.0
@@ -55,58 +58,76 @@ def _import_path() -> str:
     return os.pathsep.join([root, *(os.path.abspath(p) for p in sys.path)])
 
 
+@functools.cache
+def _ranks() -> ForkServerContext:
+    """Forks ranks from one process, whose imports take longer than most launches would."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", f"{__package__}.worker"])
+    needed = {
+        "DS_ACCELERATOR": "cpu",  # read when DeepSpeed is imported
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": _import_path(),
+        "PYTHONUNBUFFERED": "1",
+    }
+    before = dict(os.environ)
+    os.environ.update(needed)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+def _rank(spec: str, log: str, env: dict[str, str]) -> None:
+    """One rank, in a process and a session of its own."""
+    os.setsid()
+    with open(log, "wb") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    os.environ.update(env)
+    os.chdir(Path(spec).parent)
+    from .worker import main
+
+    sys.exit(main(spec))
+
+
 class Launch:
     """One set of ranks running a list of cases in one process group."""
 
-    def __init__(self, world: int, cases: Sequence[str], seed: int, out: Path, ext: Path) -> None:
+    def __init__(self, world: int, cases: Sequence[str], seed: int, out: Path) -> None:
         self.world = world
         self.cases = list(cases)
         self.out = out
         out.mkdir(parents=True)
         spec = out / "spec.json"
         spec.write_text(json.dumps({"cases": self.cases, "out": str(out), "seed": seed}))
-        env = dict(os.environ)
-        env.update(
-            DS_ACCELERATOR="cpu",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(free_port()),
-            OMP_NUM_THREADS="1",
-            PYTHONPATH=_import_path(),
-            PYTHONUNBUFFERED="1",
-            TORCH_EXTENSIONS_DIR=str(ext),
-            WORLD_SIZE=str(world),
-            LOCAL_WORLD_SIZE=str(world),
-        )
-        self._logs: list[IO[bytes]] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
+        env = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+        }
+        self.processes = []
         for rank in range(world):
-            log = (out / f"rank{rank}.log").open("wb")
-            self._logs.append(log)
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", f"{__package__}.worker", str(spec)],
-                    env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    cwd=out,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+            own = {**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            arguments = (str(spec), str(out / f"rank{rank}.log"), own)
+            self.processes.append(_ranks().Process(target=_rank, args=arguments, daemon=True))
+            self.processes[rank].start()
 
     def kill(self) -> None:
         """Kills every rank with all that it started."""
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for log in self._logs:
-            log.close()
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.kill()  # one that has no group of its own yet
+            process.join()
 
     def _dump_stacks(self) -> None:
         """Has every rank write the stacks of its threads into its log."""
         for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGUSR1)
+            if process.is_alive():
+                os.kill(process.pid or 0, signal.SIGUSR1)
         time.sleep(1.0)
 
     def events(self, rank: int) -> list[dict[str, Any]]:
@@ -127,7 +148,7 @@ class Launch:
         left_at: float | None = None
         while True:
             time.sleep(0.1)
-            codes = [p.poll() for p in self.processes]
+            codes = [p.exitcode for p in self.processes]
             if all(code == 0 for code in codes):
                 return ""
             failed = [(r, code) for r, code in enumerate(codes) if code not in (None, 0)]
@@ -183,9 +204,7 @@ class Launch:
         return results, why
 
 
-def run_world(
-    world: int, cases: Sequence[str], seed: int, out: Path, ext: Path
-) -> dict[str, Result]:
+def run_world(world: int, cases: Sequence[str], seed: int, out: Path) -> dict[str, Result]:
     """Runs every case at one world size, starting again after a case that ended the ranks."""
     results: dict[str, Result] = {}
     why = ""
@@ -193,7 +212,7 @@ def run_world(
         left = [name for name in cases if name not in results]
         if not left:
             return results
-        found, why = Launch(world, left, seed, out / f"launch{attempt}", ext).run()
+        found, why = Launch(world, left, seed, out / f"launch{attempt}").run()
         results.update(found)
     for name in cases:
         problem = f"not run: {MAX_LAUNCHES} launches ended early, the last one: {why}"

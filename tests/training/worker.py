@@ -1,15 +1,16 @@
 """One rank of a launch: runs the given cases in turn and writes one JSON line per event.
 
-    python -m <package>.worker SPEC.json
-
-The spec holds `cases` (names), `out` (a folder), `seed`. Rank and world size come from the
-environment, as torchrun sets them. A case that raises ends the process, since the other ranks may
-be inside a collective; the launcher starts again with what is left.
+The launcher forks the ranks from a process that has imported this module. The spec is a JSON file
+of `cases` (names), `out` (a folder), `seed`. Rank and world size come from the environment, as
+torchrun sets them. A case that raises ends the process, since the other ranks may be inside a
+collective; the launcher starts again with what is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import functools
 import gc
 import json
 import logging
@@ -18,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger as deepspeed_logger
 
 import z3ext  # noqa: F401  (registers torch.ops.z3ext)
+from z3ext.deepspeed import fingerprint
 
 from .case import Case
 from .registry import ENTRIES
@@ -35,6 +38,23 @@ from .run import run_case
 
 #: A collective that waits longer than this has lost its peers.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+
+
+@contextlib.contextmanager
+def sources_read_once() -> Iterator[None]:
+    """What z3ext reads of DeepSpeed's sources for each engine, half of a case's time, is kept.
+
+    By the function, so that a replaced one is read. The checks of the fingerprints read everything.
+    """
+    original = fingerprint._layer_text
+    fingerprint._layer_text = _layer_text
+    try:
+        yield
+    finally:
+        fingerprint._layer_text = original
+
+
+_layer_text = functools.cache(fingerprint._layer_text)
 
 
 def main(spec_path: str) -> int:
@@ -73,7 +93,8 @@ def main(spec_path: str) -> int:
                 entry = ENTRIES[name]
                 if isinstance(entry, Case):
                     case_scratch = scratch / name
-                    problems, status = run_case(entry, rank, world, spec["seed"], case_scratch)
+                    with sources_read_once():
+                        problems, status = run_case(entry, rank, world, spec["seed"], case_scratch)
                 else:
                     problems = entry.run(world)
             except Exception:
@@ -89,7 +110,3 @@ def main(spec_path: str) -> int:
             tell(event="done", case=name, problems=problems, status=status, seconds=seconds)
     torch.distributed.destroy_process_group()
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

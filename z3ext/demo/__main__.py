@@ -30,7 +30,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m z3ext.demo", description="Stock DeepSpeed and z3ext side by side."
     )
-    parser.add_argument("--steps", type=int, default=40, help="training steps of each side")
+    parser.add_argument("--steps", type=int, default=24, help="training steps of each side")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of the timing after that")
     parser.add_argument("--ranks", type=int, help="default 2; at most one per GPU if there are any")
     parser.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture")
     parser.add_argument("--json", type=Path, help="also write every figure to this file")
@@ -38,6 +39,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, not {options.steps}")
+    if options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {options.rounds}")
     if options.ranks is not None and options.ranks < 1:
         parser.error(f"--ranks must be at least 1, not {options.ranks}")
     for path in (options.output, options.json):
@@ -96,7 +99,8 @@ def _run(options: argparse.Namespace) -> int:
             f"rank{'s' * (ranks > 1)} ({'CPU' if cpu else 'GPU'}) ...",
             flush=True,
         )
-        arguments = ["--steps", str(options.steps), "--result", str(result_file)]
+        arguments = ["--steps", str(options.steps), "--rounds", str(options.rounds)]
+        arguments += ["--result", str(result_file)]
         try:
             run_ranks("z3ext.demo.training", arguments, ranks, folder, options.limit, cpu)
         except RankFailure as failure:

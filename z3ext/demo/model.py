@@ -33,7 +33,7 @@ _CONFIG: dict[str, Any] = {
         "enabled": True,
         "initial_scale_power": 17,
         "hysteresis": 1,
-        "loss_scale_window": 20,
+        "loss_scale_window": 10,
     },
     "zero_optimization": {
         "stage": 3,

@@ -51,9 +51,9 @@ def rank_environment(
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
         TOKENIZERS_PARALLELISM="false",
-        # A lock that a killed build left in the shared cache would block DeepSpeed for ever.
-        TORCH_EXTENSIONS_DIR=str(folder / "torch_extensions"),
     )
+    # A lock that a killed build left in the user's cache would block DeepSpeed for ever.
+    environment.setdefault("TORCH_EXTENSIONS_DIR", str(folder / "torch_extensions"))
     if cpu:
         environment["DS_ACCELERATOR"] = "cpu"
     else:

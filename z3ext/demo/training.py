@@ -39,8 +39,7 @@ from z3ext.demo.results import Comparison, DemoResult, Side
 EXIT_DECLINED = 3  # z3ext doesn't serve this engine; the reason is in the result file
 
 _SEED = 20240229
-_ROUNDS = 6  # of the timing phase; in each, either side runs one block
-_STEPS_PER_BLOCK = 5  # after the first, every second one with the phase clock on
+_STEPS_PER_BLOCK = 5  # of the timing; after the first, every second one with the phase clock on
 _T = TypeVar("_T")
 
 
@@ -136,7 +135,7 @@ def _service(engine: Any) -> tuple[bool, str]:
 
 
 def _time_in_turn(
-    runs: Sequence[_Run], corpus: Corpus, device: torch.device, bar: tqdm[Any]
+    runs: Sequence[_Run], rounds: int, corpus: Corpus, device: torch.device, bar: tqdm[Any]
 ) -> list[int]:
     """Short blocks of both sides in turn, so that a noisy machine disturbs both alike.
 
@@ -144,7 +143,7 @@ def _time_in_turn(
     all but the first of each block, which pays for the change of sides.
     """
     timed: list[int] = []
-    for number in range(_ROUNDS):
+    for number in range(rounds):
         for run in runs if number % 2 == 0 else runs[::-1]:
             with run.install():
                 dist.barrier()
@@ -225,7 +224,7 @@ def _side(run: _Run, steps: int, timed: Sequence[int], collectives: dict[str, in
     )
 
 
-def run_demo(steps: int, device: torch.device, progress: Any) -> DemoResult:
+def run_demo(steps: int, rounds: int, device: torch.device, progress: Any) -> DemoResult:
     """Trains, times and compares; every rank of the initialised process group calls it.
 
     Raises:
@@ -246,8 +245,8 @@ def run_demo(steps: int, device: torch.device, progress: Any) -> DemoResult:
     for run, title in zip(runs, ("training, stock", "training, z3ext"), strict=True):
         with progress_bar(title, steps) as bar:
             _train(run, steps, corpus, device, bar)
-    with progress_bar("timing, both in turn", 2 * _ROUNDS * _STEPS_PER_BLOCK) as bar:
-        timed = _time_in_turn(runs, corpus, device, bar)
+    with progress_bar("timing, both in turn", 2 * rounds * _STEPS_PER_BLOCK) as bar:
+        timed = _time_in_turn(runs, rounds, corpus, device, bar)
     profiles = [_profile(run, corpus, device) for run in runs]
     sides = [
         _side(run, steps, timed, collectives)
@@ -278,6 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of one rank."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--result", type=Path, required=True)
     parser.add_argument("--progress-fd", type=int)
     options = parser.parse_args(arguments)
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_accelerator(device)
     deepspeed.init_distributed("gloo" if device.type == "cpu" else "nccl")
     try:
-        result = run_demo(options.steps, device, progress)
+        result = run_demo(options.steps, options.rounds, device, progress)
     except Declined as declined:
         if dist.get_rank() == 0:
             options.result.write_text(str(declined), encoding="utf-8")
