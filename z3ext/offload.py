@@ -96,7 +96,7 @@ class SameMemory:
 
 
 class StagedMemory:
-    """The gradients are on a device: a run goes over in one transfer, and comes back to be added to.
+    """The gradients are on a device: a run goes over in one transfer, and back to be added to.
 
     Args:
         flat: the flat buffer, asked for at each use.
