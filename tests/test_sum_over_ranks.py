@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def check_subgroups(rank: int, world_size: int, generator: torch.Generator) -> N
 
 
 def rank_main(rank: int, world_size: int, seed: int, store: str) -> None:
+    faulthandler.dump_traceback_later(100, exit=True)  # says where a rank hangs, before its end
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     assert dist.group.WORLD is not None
@@ -112,6 +114,7 @@ def test_ranks(world_size: int, seed: int, tmp_path: Path) -> None:
     for process in ranks:
         process.join(timeout=120)
         process.kill()  # only a rank that hangs is still there
+        process.join()
     assert [process.exitcode for process in ranks] == [0] * world_size
 
 
