@@ -8,9 +8,7 @@ collective; the launcher starts again with what is left.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import functools
 import gc
 import json
 import logging
@@ -19,7 +17,6 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import logger as deepspeed_logger
 
 import z3ext  # noqa: F401  (registers torch.ops.z3ext)
-from z3ext.deepspeed import fingerprint
 
 from .case import Case
 from .registry import ENTRIES
@@ -38,23 +34,6 @@ from .run import run_case
 
 #: A collective that waits longer than this has lost its peers.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-
-
-@contextlib.contextmanager
-def sources_read_once() -> Iterator[None]:
-    """What z3ext reads of DeepSpeed's sources for each engine, half of a case's time, is kept.
-
-    By the function, so that a replaced one is read. The checks of the fingerprints read everything.
-    """
-    original = fingerprint._layer_text
-    fingerprint._layer_text = _layer_text
-    try:
-        yield
-    finally:
-        fingerprint._layer_text = original
-
-
-_layer_text = functools.cache(fingerprint._layer_text)
 
 
 def main(spec_path: str) -> int:
@@ -93,8 +72,7 @@ def main(spec_path: str) -> int:
                 entry = ENTRIES[name]
                 if isinstance(entry, Case):
                     case_scratch = scratch / name
-                    with sources_read_once():
-                        problems, status = run_case(entry, rank, world, spec["seed"], case_scratch)
+                    problems, status = run_case(entry, rank, world, spec["seed"], case_scratch)
                 else:
                     problems = entry.run(world)
             except Exception:

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import textwrap
 import types
+import weakref
 from collections.abc import Iterator
 
 
@@ -68,13 +69,23 @@ def _layers(function: object) -> Iterator[types.FunctionType]:
                 waiting.append(cell.cell_contents)
 
 
+# Every engine asks again, and parsing takes 0.1 s: by function, with the code that it had.
+_texts: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, str]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def _layer_text(function: types.FunctionType) -> str:
     # torch's own decorators (no_grad) differ between its versions and are not DeepSpeed's matter.
     if function.__globals__.get("__name__", "").partition(".")[0] == "torch":
         return f"torch: {function.__code__.co_name}"
-    # The code object's source: that of a function would be the source of what it wraps.
-    source = textwrap.dedent(inspect.getsource(function.__code__))
-    return repr(_normalised(ast.parse(source)))
+    code = function.__code__
+    kept = _texts.get(function)
+    if kept is None or kept[0] is not code:
+        # Not the function's source, which would be that of what it wraps.
+        source = textwrap.dedent(inspect.getsource(code))
+        kept = _texts[function] = (code, repr(_normalised(ast.parse(source))))
+    return kept[1]
 
 
 def fingerprint(function: object) -> str:
