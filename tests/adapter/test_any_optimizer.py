@@ -23,8 +23,6 @@ RELEASE = dataclasses.replace(RELEASES[-1], methods={}, functions={})
 #: With how many arguments each replaced method is called.
 ARGUMENTS = dict(zip(RELEASE.replaced, (0, 1, 1, 1, 0, 0, 1, 2, 1, 1, 1), strict=True))
 
-NO_GROUP = pytest.mark.xfail(raises=AttributeError, reason="the ranks have no group to agree in")
-
 Call = tuple[str, tuple[Any, ...]]
 
 
@@ -97,8 +95,8 @@ def assert_stock(patched: Patched, caplog: pytest.LogCaptureFixture, reason: str
         "_grad_acc_hooks",
         "_leaf_module_hooks",
         "reduce_scatter",
-        pytest.param("fp16_groups", marks=NO_GROUP),
-        pytest.param("dp_process_group", marks=NO_GROUP),
+        "fp16_groups",
+        "dp_process_group",
     ],
 )
 def test_attribute_is_gone(patched: Patched, name: str, caplog: pytest.LogCaptureFixture) -> None:

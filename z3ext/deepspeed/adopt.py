@@ -15,7 +15,7 @@ from deepspeed import comm as ds_comm
 from torch import Tensor
 
 from z3ext._log import log_rank0
-from z3ext.agreement import Agreement
+from z3ext.agreement import Agreement, Alone
 from z3ext.collectives import NativeSum, OneRank, SumOverRanks
 from z3ext.deepspeed.diagnosis import Diagnosis, Reaction
 from z3ext.deepspeed.gradient_step import GradientStep
@@ -98,7 +98,11 @@ class Adoptions:
 
     def _decide(self, optimizer: Any) -> ServedPath | StockPath:
         served, objection, mode = self._look(optimizer)
-        reason = self._agreement(optimizer).reach(objection, mode)
+        try:
+            agreement = self._agreement(optimizer)
+        except Exception:  # what names the ranks is missing: on every rank, by the same sources
+            agreement = Alone()
+        reason = agreement.reach(objection, mode)
         decision: ServedPath | StockPath
         if served is None or reason:
             decision = StockPath(optimizer, self._stock, self._release.begin, reason)
