@@ -56,6 +56,9 @@ def test_served_variants() -> None:
     optimizer.reduce_scatter = True
     optimizer.contiguous_gradients = False
     assert refusal(optimizer) == ""
+    optimizer.zero_hpz_partition_size = 2
+    optimizer.model_parallel_group = (1,)
+    assert refusal(optimizer) == ""
 
 
 def test_offloaded_partitions() -> None:
@@ -89,11 +92,10 @@ REFUSED: list[tuple[Callable[[Optimizer], None], str]] = [
     (_fields(zenflow=True), "ZenFlow"),
     (_fields(use_muon=True), "Muon"),
     (_fields(all2all_process_group=WORLD), "quantised (qgZ)"),
-    (_fields(zero_hpz_partition_size=2), "zero_hpz_partition_size"),
     (_fields(ipg_buckets={}, _grad_acc_hooks=[]), "DeepCompile"),
     (_fields(ipg_buckets={}), "the engine was destroyed"),
     (_fields(autoep_folding_tp_group=WORLD), "AutoEP folding"),
-    (_fields(model_parallel_group=WORLD), "model-parallel group"),
+    (_fields(model_parallel_group=WORLD), "model-parallel group of several ranks"),
     (
         _fields(grad_partitions_flat_buffer=torch.zeros(8).double(), gradient_accumulation_dtype=8),
         "accumulated in 8",

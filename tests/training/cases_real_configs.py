@@ -351,7 +351,7 @@ _ULYSSES = _case("ulysses", _ulysses, BF16, gas(2), SOME_PERSISTENT, full_worlds
 
 CASES: list[Case] = [
     # Groups of ranks.
-    _case("hpz", _hpz, BF16, HPZ, gas(2), SOME_PERSISTENT, served=False, full_worlds=(2, 4)),
+    _case("hpz", _hpz, BF16, HPZ, gas(2), SOME_PERSISTENT, full_worlds=(2, 4)),
     _case(
         "hpz_frozen_fp16",
         _hpz,
@@ -361,7 +361,6 @@ CASES: list[Case] = [
         model=partial(Mlp, frozen=(1,)),
         poisons=(Poison(1, math.inf),),
         skips=1,
-        served=False,
         full_worlds=(2, 4),
     ),
     *([_ULYSSES] if _HAS_ULYSSES else []),
@@ -372,7 +371,6 @@ CASES: list[Case] = [
         FP16,
         gas(2),
         SOME_PERSISTENT,
-        served=False,
     ),
     _case(
         "model_parallel_of_two",
@@ -392,7 +390,6 @@ CASES: list[Case] = [
         gas(2),
         SOME_PERSISTENT,
         model=_OF_EIGHTS,
-        served=False,
         full_worlds=(4,),
     ),
     # Optimizers, configs, ways to make the model.

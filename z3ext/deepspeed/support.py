@@ -50,14 +50,21 @@ def _has(optimizer: Any, name: str) -> bool:
     return value is not None and value is not False
 
 
+def _ranks_in(group: Any) -> int:
+    """The ranks of an optional group."""
+    return 1 if group is None else len(dist.get_process_group_ranks(group))
+
+
 _CONFIG_REFUSALS: tuple[_Refusal, ...] = (
     (lambda o: bool(o.swap_optimizer), "the optimizer's states are swapped to NVMe"),
     (lambda o: _has(o, "zenflow"), "ZenFlow is on"),
     (lambda o: _has(o, "use_muon"), "the optimizer is Muon"),
     (lambda o: o.all2all_process_group is not None, "gradients are quantised (qgZ)"),
-    (lambda o: o.zero_hpz_partition_size > 1, "hpZ is on (zero_hpz_partition_size)"),
     (lambda o: _has(o, "autoep_folding_tp_group"), "AutoEP folding is on"),
-    (lambda o: o.model_parallel_group is not None, "there is a model-parallel group"),
+    (
+        lambda o: _ranks_in(o.model_parallel_group) > 1,
+        "there is a model-parallel group of several ranks",
+    ),
 )
 
 
