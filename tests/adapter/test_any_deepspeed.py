@@ -33,7 +33,7 @@ RELEASE = RELEASES[-1]
 STAGE3 = "deepspeed.runtime.zero.stage3"
 NVTX = "deepspeed.utils.nvtx"
 HEAD = f"declined: DeepSpeed {deepspeed.__version__}"
-LEFT = "its own methods stay; z3ext serves DeepSpeed 0.16.0 to 0.19.8"
+LEFT = "its own methods stay; z3ext serves DeepSpeed 0.15.4 to 0.19.8"
 UNDO = f"so {LEFT}, or undo what replaced a method"
 
 cached_fingerprint = functools.cache(fingerprint)
@@ -341,7 +341,26 @@ def test_without_deepspeed() -> None:
     assert done.returncode == 0, done.stderr
     line = (
         "z3ext.patch_deepspeed() found no DeepSpeed in this Python environment; expected DeepSpeed "
-        "0.16.0 to 0.19.8; pip install deepspeed, or leave the call out"
+        "0.15.4 to 0.19.8; pip install deepspeed, or leave the call out"
     )
     status = "the engine's optimizer is NoneType; expected a ZeRO stage 3 optimizer"
     assert done.stdout.splitlines() == [line, line, status]
+
+
+def test_patching_that_fails_halfway(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every method is as it was, and one line says what happened."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Stage3
+
+    def fail(self: object) -> None:
+        raise OSError("no room")
+
+    before = dict(vars(Stage3))
+    monkeypatch.setattr("z3ext.deepspeed.quiet.Quiet.install", fail)
+    with caplog.at_level(logging.WARNING, "z3ext"):
+        z3ext.patch_deepspeed()
+    assert not z3ext.is_patched()
+    assert dict(vars(Stage3)) == before
+    (line,) = caplog.messages
+    assert "failed with OSError: no room" in line

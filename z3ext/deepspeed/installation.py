@@ -44,10 +44,14 @@ class Installation:
         return support.refusal(optimizer, self.cls, self._release, self._replacements, self._mode)
 
     def install(self) -> None:
-        """Put z3ext's methods on the class."""
-        for name, method in self._replacements.items():
-            setattr(self.cls, name, method)
-        self._quiet.install()
+        """Put z3ext's methods on the class: all of them, or none where one can't be put there."""
+        try:
+            for name, method in self._replacements.items():
+                setattr(self.cls, name, method)
+            self._quiet.install()
+        except BaseException:
+            self._restore()
+            raise
 
     def remove(self) -> None:
         """Restore every attribute to the identical object.
@@ -66,10 +70,13 @@ class Installation:
                     f"z3ext: {name.removeprefix(PRIVATE)} was replaced by something else after "
                     "patch_deepspeed(); expected z3ext's own method there; undo that first"
                 )
+        self._restore()
+        self.adoptions.release_all()
+
+    def _restore(self) -> None:
         for name, method in self._stock.items():
             setattr(self.cls, name, method)
         self._quiet.remove()
-        self.adoptions.release_all()
 
 
 def _agreement(optimizer: Any) -> Agreement:

@@ -110,16 +110,24 @@ def patch(
     version = _version()
     looked = _look(wanted, version)
     if isinstance(looked, str):
-        _current.reason = looked
-        if strict:
-            raise UnsupportedDeepSpeedError(f"z3ext: {looked}")
-        log_rank0(logging.WARNING, looked)
-        return PatchHandle()
+        return _declined(looked, strict)
     _library.load()  # compiles here, not in the middle of the first backward
-    looked.install()
+    try:
+        looked.install()
+    except Exception as error:  # all of it is undone
+        return _declined(f"declined: patching DeepSpeed {version} {_failed(error)}", strict)
     _current.patched = _Patched(wanted, looked, PatchHandle())
     log_rank0(logging.INFO, f"patched DeepSpeed {version}")
     return _current.patched.handle
+
+
+def _declined(reason: str, strict: bool) -> PatchHandle:
+    """DeepSpeed stays as it is, and the log, or an error, says why."""
+    _current.reason = reason
+    if strict:
+        raise UnsupportedDeepSpeedError(f"z3ext: {reason}")
+    log_rank0(logging.WARNING, reason)
+    return PatchHandle()
 
 
 def _version() -> str:

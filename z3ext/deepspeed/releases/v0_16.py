@@ -1,5 +1,6 @@
 """DeepSpeed 0.16: what z3ext knows of its sources, and how they behave.
 
+0.15.4 has the sources of 0.16.0.
 The bucket is a set of the optimizer's fields, in the dtype of the parameters.
 """
 
@@ -116,7 +117,7 @@ _MASKED_NORM_FUNCTIONS = {
 }
 
 _V0 = Release(
-    name="0.16.0 to 0.16.2",
+    name="0.15.4 to 0.16.2",
     methods=hashes(_SHARED, _NODE_HOOKS),
     functions=hashes(_FUNCTIONS),
     bucket_fields=None,
