@@ -4,7 +4,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all cpp-tests python-tests lint format ratios cuda-build venv clean
+.PHONY: help demo test test-all cpp-tests python-tests lint format ratios releases releases-short cuda-build venv clean
 
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
@@ -14,6 +14,7 @@ EXTRAS := demo,test,lint
 CUDA_TORCH ?= torch==2.14.1
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+RELEASES_ARGS ?=
 
 override VENV := $(abspath $(VENV))
 override CUDA_VENV := $(abspath $(CUDA_VENV))
@@ -32,6 +33,8 @@ help:
 	@echo 'make python-tests pytest alone'
 	@echo 'make lint         ruff, mypy and clang-format, changing nothing'
 	@echo 'make format       let ruff and clang-format rewrite the sources'
+	@echo 'make releases     train with every release of DeepSpeed: docs/releases.md, about 2 hours'
+	@echo 'make releases-short a few cases with one release per family, about 4 minutes'
 	@echo 'make ratios       kernel times against stock, as a markdown table'
 	@echo 'make cuda-build   compile, link and import the CUDA library (needs nvcc, no GPU)'
 	@echo 'make venv         only make or update the virtual environment'
@@ -102,6 +105,13 @@ format: venv
 	'$(BIN)/ruff' check --fix .
 	'$(BIN)/ruff' format .
 	'$(BIN)/clang-format' -i $(CPP_FILES)
+
+# Goes on where it was interrupted: build/releases keeps the releases and the results.
+releases: venv
+	@'$(BIN)/python' scripts/releases.py --cache '$(BUILD)/releases' $(RELEASES_ARGS)
+
+releases-short: venv
+	@'$(BIN)/python' scripts/releases.py --cache '$(BUILD)/releases' --short $(RELEASES_ARGS)
 
 ratios: venv
 	@'$(BIN)/python' scripts/ratios.py

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import features
 from .models import TrainingModel
 from .selection import selected_worlds
 
@@ -132,8 +133,10 @@ class Case:
     (selection.py says which of them `make test` leaves to `make test-all`).
     patched_by_drive: the drive switches the patch itself (`run.patcher`). min_world: the smallest
     world that makes sense. skips: the steps that the stock run has to skip, so that an overflow
-    case cannot pass without an overflow. plant: spoils the patched run, so that the harness has to
-    find a difference (its own test). compiles: called before the first case, for what takes long.
+    case cannot pass without an overflow (an older DeepSpeed checks fp16 alone). needs: what of
+    features.py a DeepSpeed must have to run it. plant: spoils the patched run, so that the harness
+    has to find a difference (its own test). compiles: called before the first case, for what takes
+    long.
     """
 
     name: str
@@ -152,6 +155,7 @@ class Case:
     full_worlds: tuple[int, ...] = FULL_WORLDS
     core_worlds: tuple[int, ...] = CORE_WORLDS
     skips: int = 0
+    needs: str = ""
     plant: Callable[[Run], None] | None = None
     compiles: Callable[[], None] | None = None
 
@@ -168,6 +172,15 @@ class Case:
         if self.config.get("fp16", {}).get("enabled"):
             return torch.float16
         return torch.bfloat16 if self.config.get("bf16", {}).get("enabled") else torch.float32
+
+    @property
+    def needed(self) -> set[str]:
+        """The features of features.py without which it is skipped."""
+        zero = self.full_config["zero_optimization"]
+        all_reduce = zero["contiguous_gradients"] and not zero["reduce_scatter"]
+        # Where a bucket is reduced again and again, so is what overflowed: how often is chance.
+        again = {features.EMPTIES_BUCKETS} if self.skips and all_reduce else set[str]()
+        return {self.needs, *again} - {""}
 
     def worlds(self) -> tuple[int, ...]:
         """The world sizes that this case runs at in this session."""

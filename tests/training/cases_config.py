@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from . import features
 from .case import (
     BF16,
     FP16,
@@ -70,7 +71,7 @@ CASES: list[Case] = [
     _mlp("fp16_comm_bf16", FP16, COMM_BF16),
     _mlp("fp32_comm_bf16_gas2", COMM_BF16, gas(2)),
     _mlp("fp32_comm_fp16", COMM_FP16),
-    _mlp("autocast_bf16", AUTOCAST, gas(2), served=None),
+    _mlp("autocast_bf16", AUTOCAST, gas(2), served=None, needs=features.AUTOCAST),
     # Clipping.
     _mlp("fp32_no_clip", clip(0.0)),
     _mlp("fp32_clip_0.1", clip(0.1)),
@@ -98,6 +99,6 @@ CASES: list[Case] = [
     _bucket(1, (1,), (2,), (1,)),
     # Overlap, checks, what a user may also have on.
     _mlp("overlap_comm", BF16, zero(overlap_comm=True), gas(2), core=True),
-    _mlp("sanity_checks", BF16, zero(enable_sanity_checks=True)),
+    _mlp("sanity_checks", BF16, zero(enable_sanity_checks=True), needs=features.SANITY_CHECKS),
     _mlp("small_prefetch", zero(stage3_prefetch_bucket_size=1, stage3_max_live_parameters=1)),
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import features
 from .case import BF16, FP16, Case, gas, merged, zero
 from .models import Mlp
 
@@ -158,6 +159,16 @@ def _offload_states_unpinned(run: Run) -> None:
     _offload_states(run, False)
 
 
+def _replace_buckets(optimizer: Any) -> None:
+    if hasattr(optimizer, "ipg_buckets"):
+        for bucket in optimizer.ipg_buckets.values():
+            bucket.buffer = torch.empty_like(bucket.buffer)
+        return
+    # Before 0.17.2 there is one, and the optimizer's field is its memory.
+    name = "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer"
+    setattr(optimizer, name, torch.empty_like(getattr(optimizer, name)))
+
+
 def _replace_buffers(run: Run) -> None:
     """The storage of the gradient partitions and the bucket is replaced between micro-batches."""
     for step in range(run.case.steps):
@@ -169,8 +180,7 @@ def _replace_buffers(run: Run) -> None:
             for param in (p for group in run.optimizer.fp16_groups for p in group):
                 partitions[param.ds_id] = flat.narrow(0, offset, param.partition_numel())
                 offset += param.partition_numel()
-            for bucket in run.optimizer.ipg_buckets.values():
-                bucket.buffer = torch.empty_like(bucket.buffer)
+            _replace_buckets(run.optimizer)
             run.forward_backward(step, micro)
             run.engine.step()
         run.record_step(step)
@@ -267,10 +277,15 @@ def _switching(name: str, drive: Any, *config: dict[str, Any], **fields: Any) ->
 CASES: list[Case] = [
     _drive("two_backwards_per_step", _two_backwards, BF16, core=True),
     _drive("two_backwards_per_step_fp16", _two_backwards, FP16),
-    _drive("direct_backward", _direct_backward, FP16, gas(2)),
-    _drive("unmanaged_accumulation", _two_backwards, BF16, UNMANAGED),
-    _drive("coalesce_grad_reduction", _coalesced, BF16, core=True),
-    _drive("coalesce_grad_reduction_small_bucket", _coalesced, zero(reduce_bucket_size=20)),
+    _drive("direct_backward", _direct_backward, FP16, gas(2), needs=features.SCALE),
+    _drive("unmanaged_accumulation", _two_backwards, BF16, UNMANAGED, needs=features.UNMANAGED),
+    _drive("coalesce_grad_reduction", _coalesced, BF16, core=True, needs=features.COALESCE),
+    _drive(
+        "coalesce_grad_reduction_small_bucket",
+        _coalesced,
+        zero(reduce_bucket_size=20),
+        needs=features.COALESCE,
+    ),
     _drive("no_sync_is_refused", _no_sync),
     _drive("manual_boundary", _manual_boundary, BF16),
     _drive("zero_grad_between_micro_batches", _zero_grad_between, BF16, gas(3), core=True),
@@ -280,9 +295,16 @@ CASES: list[Case] = [
     _setting("write_gradients_fp16", write_gradients, FP16, zero(sub_group_size=40)),
     _setting("non_finite_by_set_grad_fp16", _poison_by_set, FP16, skips=1),
     _setting("non_finite_by_set_grad_bf16", _poison_by_set, BF16, skips=1),
-    _drive("offload_states_pinned", _offload_states_pinned, BF16, gas(2), core=True),
-    _drive("offload_states_unpinned", _offload_states_unpinned),
-    _drive("replaced_buffers", _replace_buffers, BF16, gas(2)),
+    _drive(
+        "offload_states_pinned",
+        _offload_states_pinned,
+        BF16,
+        gas(2),
+        core=True,
+        needs=features.OFFLOAD_STATES,
+    ),
+    _drive("offload_states_unpinned", _offload_states_unpinned, needs=features.OFFLOAD_STATES),
+    _drive("replaced_buffers", _replace_buffers, BF16, gas(2), needs=features.EMPTIES_BUCKETS),
     _drive("load_checkpoint", _checkpoint, BF16, gas(2), steps=5),
     _drive("sequence_parallel_size_2", _sequence_parallel, BF16, gas(2)),
     _switching("patched_after_initialize", _patch_after_initialize, BF16, gas(2), core=True),

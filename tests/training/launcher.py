@@ -33,11 +33,12 @@ LOST_PEER = "gloo/transport"
 
 @dataclass
 class Result:
-    """What the ranks reported for one case: rank -> problems, rank -> status."""
+    """What the ranks reported for one case: rank -> problems, rank -> status; why skipped."""
 
     problems: dict[int, list[str]] = field(default_factory=dict)
     status: dict[int, dict[str, Any]] = field(default_factory=dict)
     seconds: float = 0.0
+    skipped: str = ""
 
     @property
     def lines(self) -> list[str]:
@@ -193,6 +194,7 @@ class Launch:
                 result = results.setdefault(event["case"], Result())
                 result.problems[rank] = event["problems"]
                 result.status[rank] = event.get("status", {})
+                result.skipped = event.get("skipped", "")
                 result.seconds = max(result.seconds, event.get("seconds", 0.0))
                 done[event["case"]] += event["event"] == "done"
         unfinished = [name for name in self.cases if done[name] < self.world]

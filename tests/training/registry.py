@@ -12,6 +12,7 @@ from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
 from .cases_real_configs import CASES as REAL_CONFIG_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
+from .cases_releases import CASES as RELEASE_CASES
 from .cases_sharing import CASES as SHARING_CASES
 from .checks_agreement import CHECKS as AGREEMENT_CHECKS
 from .checks_diagnosis import CHECKS as DIAGNOSIS_CHECKS
@@ -34,6 +35,7 @@ def _collect() -> dict[str, Case | Check]:
         REDUCE_SCATTER_CASES,
         SHARING_CASES,
         HOOK_CASES,
+        RELEASE_CASES,
         REAL_CONFIG_CASES,
         UNDO_CHECKS,
         FINGERPRINT_CHECKS,

@@ -15,6 +15,7 @@ from .cases_overflow import CASES as OVERFLOW_CASES
 from .cases_planted import CASES as PLANTED_CASES
 from .cases_real_configs import CASES as REAL_CONFIG_CASES
 from .cases_reduce_scatter import CASES as REDUCE_SCATTER_CASES
+from .cases_releases import CASES as RELEASE_CASES
 from .cases_sharing import CASES as SHARING_CASES
 from .conftest import Results
 from .registry import parameters
@@ -33,6 +34,7 @@ SERVED = parameters(
     REDUCE_SCATTER_CASES,
     SHARING_CASES,
     HOOK_CASES,
+    RELEASE_CASES,
     REAL_CONFIG_CASES,
 )
 PLANTED = parameters(PLANTED_CASES)

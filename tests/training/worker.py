@@ -28,6 +28,7 @@ from deepspeed.utils import logger as deepspeed_logger
 
 import z3ext  # noqa: F401  (registers torch.ops.z3ext)
 
+from . import features
 from .case import Case
 from .registry import ENTRIES
 from .run import run_case
@@ -56,6 +57,7 @@ def main(spec_path: str) -> int:
     entries = [ENTRIES[name] for name in spec["cases"]]
     for compiles in {e.compiles for e in entries if isinstance(e, Case) and e.compiles}:
         compiles()
+    absent = features.absent()  # before anything is patched
     scratch = Path(spec["out"]) / "scratch"
     with (Path(spec["out"]) / f"rank{rank}.jsonl").open("a") as out:
 
@@ -70,6 +72,11 @@ def main(spec_path: str) -> int:
             status: dict[str, Any] = {}
             try:
                 entry = ENTRIES[name]
+                lacking = sorted(entry.needed & absent) if isinstance(entry, Case) else []
+                if lacking:
+                    reason = f"DeepSpeed {deepspeed.__version__} has no {', '.join(lacking)}"
+                    tell(event="done", case=name, problems=[], skipped=reason)
+                    continue
                 if isinstance(entry, Case):
                     case_scratch = scratch / name
                     problems, status = run_case(entry, rank, world, spec["seed"], case_scratch)
