@@ -30,11 +30,11 @@ from z3ext.deepspeed.releases import RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Every release of a minor version up to this one.
+#: Every release of a minor version up to this one, and 0.15.4, whose sources are those of 0.16.0.
 LATEST = {"0.16": 9, "0.17": 6, "0.18": 9, "0.19": 8}
-SERVED = tuple(f"{minor}.{patch}" for minor, last in LATEST.items() for patch in range(last + 1))
+SERVED = ("0.15.4", *(f"{m}.{p}" for m, last in LATEST.items() for p in range(last + 1)))
 #: Older than what is promised, and a copy of the newest release with one other source.
-OLD = ("0.14.0", "0.15.4")
+OLD = ("0.14.0", "0.15.0")
 FUTURE = "a-future-one"
 #: The newest of each family.
 FAMILIES = tuple(release.name.split()[-1] for release in RELEASES)
