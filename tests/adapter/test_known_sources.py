@@ -181,6 +181,18 @@ def test_static_and_class_methods_are_looked_into(load: Load) -> None:
     assert fingerprint(classmethod(load(PLAIN))) == plain
 
 
+def test_torchs_wrapper_by_whatever_name(load: Load) -> None:
+    """Before torch 2.15 it is decorate_context, since then it has the decorator's name."""
+    function = load(PLAIN)
+    source = "def wrap(f):\n    def NAME(*args):\n        return f(*args)\n    return NAME\n"
+    found = set()
+    for name in ("decorate_context", "no_grad"):
+        scope: dict[str, Any] = {"__name__": "torch.utils._contextlib"}
+        exec(source.replace("NAME", name), scope)
+        found.add(fingerprint(scope["wrap"](function)))
+    assert found == {fingerprint(torch.no_grad()(function))}
+
+
 def test_torch_decorators_show_by_name(load: Load) -> None:
     """Their sources differ between torch versions; that they are there matters, and which."""
     found = fingerprint(torch.no_grad()(load(PLAIN)))

@@ -77,7 +77,10 @@ _texts: weakref.WeakKeyDictionary[types.FunctionType, tuple[types.CodeType, str]
 
 def _layer_text(function: types.FunctionType) -> str:
     # torch's own decorators (no_grad) differ between its versions and are not DeepSpeed's matter.
-    if function.__globals__.get("__name__", "").partition(".")[0] == "torch":
+    module = function.__globals__.get("__name__", "")
+    if module == "torch.utils._contextlib":
+        return "torch: decorate_context"  # since torch 2.15 it has the decorator's name
+    if module.partition(".")[0] == "torch":
         return f"torch: {function.__code__.co_name}"
     code = function.__code__
     kept = _texts.get(function)
