@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
-from .launcher import run_world
+from .launcher import Result, run_world
 
 
 def _cases(world: int) -> list[str]:
@@ -24,9 +26,17 @@ def _cases(world: int) -> list[str]:
     return [c.name for c in cases if world in c.worlds() and not (c.plant or c.compiles)]
 
 
+def _outcome(result: Result) -> dict[str, Any]:
+    """A case that DeepSpeed itself fails in, before z3ext is there, compares nothing."""
+    failed = re.search(r"StockFailure: (.*)", "\n".join(result.lines))
+    if failed:
+        return {"problems": [], "skipped": f"DeepSpeed itself fails with {failed[1][:120]}"}
+    return {"problems": result.lines, "skipped": result.skipped}
+
+
 def main(world: int, seed: int, names: list[str]) -> None:
     results = run_world(world, names or _cases(world), seed, Path.cwd() / "ranks")
-    table = {name: {"problems": r.lines, "skipped": r.skipped} for name, r in results.items()}
+    table = {name: _outcome(result) for name, result in results.items()}
     spec = importlib.util.find_spec("deepspeed")
     print("\n" + json.dumps({"deepspeed": spec and spec.origin, "cases": table}))
 

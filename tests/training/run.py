@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,21 @@ def status_problems(case: Case, world: int, status: dict[str, Any]) -> list[str]
     return problems
 
 
+@contextlib.contextmanager
+def _failing_as_stock() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise StockFailure(f"{type(error).__name__}: {error}") from error
+
+
+_as_it_is = contextlib.nullcontext
+
+
+class StockFailure(RuntimeError):
+    """DeepSpeed itself cannot train the case."""
+
+
 def run_case(
     case: Case, rank: int, world: int, seed: int, scratch: Path
 ) -> tuple[list[str], dict[str, Any]]:
@@ -213,9 +229,12 @@ def run_case(
     for patched in (False, True):
         if z3ext.is_patched():
             raise AssertionError("z3ext was left patched by what ran before")
-        run = Run(case, rank, world, seed, scratch / ("patched" if patched else "stock"), patched)
+        folder = scratch / ("patched" if patched else "stock")
+        with _as_it_is() if patched else _failing_as_stock():
+            run = Run(case, rank, world, seed, folder, patched)
         try:
-            case.drive(run)
+            with _as_it_is() if patched else _failing_as_stock():
+                case.drive(run)
             if patched and case.plant is not None:
                 case.plant(run)
             if not patched and run.engine.skipped_steps != skips:
