@@ -171,8 +171,9 @@ def _unserved_buffers(optimizer: Any, release: Release) -> Iterator[str]:
         elif release.rounding(optimizer, dtype) and dtype != torch.float32:
             # Stock casts to and fro between them, differently for a partition with padding.
             yield f"gradients are communicated in {dtype} and parameters are {optimizer.dtype}"
-        if bucket.buffer is not None and bucket.buffer.device != device and not offloaded:
-            yield f"the bucket is on {bucket.buffer.device} and the partitions on {device}"
+        memory = release.buckets.memory(bucket)
+        if memory is not None and memory.device != device and not offloaded:
+            yield f"the bucket is on {memory.device} and the partitions on {device}"
     for flat in optimizer.fp32_partitioned_groups_flat:
         if flat is None or flat.dtype != torch.float32:
             yield "master weights are not float32"

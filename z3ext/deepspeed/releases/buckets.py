@@ -23,6 +23,10 @@ class BucketAccess(Protocol):
         """
         ...
 
+    def memory(self, bucket: Any) -> Tensor | None:
+        """DeepSpeed's memory of a bucket; asking for it allocates nothing."""
+        ...
+
     def added(self, bucket: Any, elements: int, group: Any) -> None:
         """A parameter was appended to ``bucket.params``; ``elements`` are now in the bucket."""
         ...
@@ -50,6 +54,10 @@ class BucketPerDtype:
     def of(self, optimizer: Any) -> Mapping[torch.dtype, Any]:
         buckets: Mapping[torch.dtype, Any] = optimizer.ipg_buckets
         return buckets
+
+    def memory(self, bucket: Any) -> Tensor | None:
+        memory: Tensor | None = bucket.buffer
+        return memory
 
     def added(self, bucket: Any, elements: int, group: Any) -> None:
         bucket.elements = elements
@@ -105,6 +113,10 @@ class OneBucket:
             return {}
         return {optimizer.communication_data_type: _OptimizersBucket(optimizer)}
 
+    def memory(self, bucket: Any) -> Tensor | None:
+        memory: Tensor | None = bucket.memory
+        return memory
+
     def added(self, bucket: Any, elements: int, group: Any) -> None:
         bucket.count(elements)
 
@@ -145,18 +157,23 @@ class _OptimizersBucket:
         return total
 
     @property
+    def memory(self) -> Tensor | None:
+        """DeepSpeed's, in the optimizer's dtype."""
+        memory: Tensor | None = getattr(self._optimizer, _FLAT_BUFFER, None)
+        return memory
+
+    @property
     def buffer(self) -> Tensor | None:
         """The bucket's memory, in the dtype of communication.
 
         Where that is another one than the optimizer's, DeepSpeed casts the bucket to memory of its
         own, for the time of the reduction: so does this.
         """
-        optimizer = self._optimizer
-        memory: Tensor | None = getattr(optimizer, _FLAT_BUFFER, None)
-        if memory is None or memory.dtype == optimizer.communication_data_type:
+        memory, dtype = self.memory, self._optimizer.communication_data_type
+        if memory is None or memory.dtype == dtype:
             return memory
         if self._wire is None:
-            self._wire = torch.empty_like(memory, dtype=optimizer.communication_data_type)
+            self._wire = torch.empty_like(memory, dtype=dtype)
         return self._wire
 
     def count(self, elements: int) -> None:
