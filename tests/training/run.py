@@ -161,6 +161,9 @@ class Run:
                 undo()
             self.patcher.off()
         finally:
+            # Before 0.17.2 it deletes this memory, also where a config has none.
+            name = "_DeepSpeedZeroOptimizer_Stage3__ipg_bucket_flat_buffer"
+            vars(self.optimizer).setdefault(name, None)
             self.engine.destroy()
             autocast = sys.modules.get("deepspeed.runtime.torch_autocast")  # since 0.17.2
             if autocast is not None:

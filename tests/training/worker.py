@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import inspect
 import json
 import logging
 import os
@@ -24,6 +25,7 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.zero import partition_parameters
 from deepspeed.utils import logger as deepspeed_logger
 
 import z3ext  # noqa: F401  (registers torch.ops.z3ext)
@@ -35,6 +37,24 @@ from .run import run_case
 
 #: A collective that waits longer than this has lost its peers.
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
+
+
+def _wait_for_every_gather() -> None:
+    """Before 0.19.8 DeepSpeed waits for the last of several gathers: right on a GPU, not in gloo.
+
+    Without this stock differs from stock now and then, where parameters are persistent.
+    """
+    if "launch_handles[-1].wait()" not in inspect.getsource(partition_parameters):
+        return
+    gather = deepspeed.comm.all_gather_into_tensor
+
+    def gather_and_wait(*args: Any, **kwargs: Any) -> Any:
+        handle = gather(*args, **kwargs)
+        if handle is not None:
+            handle.wait()
+        return handle
+
+    deepspeed.comm.all_gather_into_tensor = gather_and_wait
 
 
 def main(spec_path: str) -> int:
@@ -57,6 +77,7 @@ def main(spec_path: str) -> int:
     entries = [ENTRIES[name] for name in spec["cases"]]
     for compiles in {e.compiles for e in entries if isinstance(e, Case) and e.compiles}:
         compiles()
+    _wait_for_every_gather()
     absent = features.absent()  # before anything is patched
     scratch = Path(spec["out"]) / "scratch"
     with (Path(spec["out"]) / f"rank{rank}.jsonl").open("a") as out:
