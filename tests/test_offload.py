@@ -86,7 +86,7 @@ def test_both_ways_are_one(
         grads = [(begin, whole[begin : begin + numel]) for begin, numel in SUB_GROUPS]
         cpu = torch.device("cpu")
         buffer = itertools.repeat(flat).__next__
-        memory = StagedMemory(buffer, BEGINS, cpu) if staged else SameMemory(buffer)
+        memory = StagedMemory(buffer, BEGINS, cpu, finite=True) if staged else SameMemory(buffer)
         partitions = OffloadedPartitions(memory, TorchNorms(), taken, grads, boundary)
         partitions.store(reduced.clone(), slices_of(params, short), Scaling((), (3.0,)), accumulate)
         assert bool(memory.overflow()) is (bad is not None)
@@ -117,6 +117,20 @@ def test_both_ways_are_one(
             )
             written[part] = True
     assert torch.equal(whole[~written], old_grads[~written])
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_what_was_bad_before_counts(bad: float) -> None:
+    """The partitions were written by DeepSpeed, before z3ext served the optimizer."""
+    flat = torch.zeros(TOTAL)
+    flat[40] = bad
+    memory = StagedMemory(itertools.repeat(flat).__next__, BEGINS, torch.device("cpu"), False)
+    grads = [(begin, torch.zeros(numel)) for begin, numel in SUB_GROUPS]
+    partitions = OffloadedPartitions(memory, TorchNorms(), Taken(), grads, True)
+    partitions.store(torch.ones(TOTAL), slices_of((6, 5)), Scaling((), ()), False)
+    assert bool(memory.overflow())
+    partitions.store(torch.ones(TOTAL), slices_of((2,)), Scaling((), ()), False)
+    assert not bool(memory.overflow())
 
 
 # --- transfers, counted on fake tensors -----------------------------------------------------------
@@ -208,7 +222,7 @@ def moved_by_stock(micro_step: int, boundary: bool, monkeypatch: pytest.MonkeyPa
 def moved_by_z3ext(micro_step: int, boundary: bool) -> list[Move]:
     flat = torch.zeros(TOTAL, dtype=torch.bfloat16)
     grads = [(begin, torch.zeros(numel)) for begin, numel in SUB_GROUPS]
-    memory = StagedMemory(lambda: flat, BEGINS, DEVICE)
+    memory = StagedMemory(lambda: flat, BEGINS, DEVICE, finite=True)
     partitions = OffloadedPartitions(memory, TreeNorms(), lambda *_: None, grads, boundary)
     reduced = torch.empty(TOTAL, dtype=torch.bfloat16, device=DEVICE)
     moves = Moves()

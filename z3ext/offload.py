@@ -102,16 +102,23 @@ class StagedMemory:
         flat: the flat buffer, asked for at each use.
         begins: where the partition of each parameter begins in it, ascending.
         device: the buckets'.
+        finite: whether all that the flat buffer holds already is known to be finite.
     """
 
     measures_always = True  # so that the overflow flag needs no read of host memory
 
     def __init__(
-        self, flat: Callable[[], Tensor], begins: Sequence[int], device: torch.device
+        self,
+        flat: Callable[[], Tensor],
+        begins: Sequence[int],
+        device: torch.device,
+        finite: bool,
     ) -> None:
         self._flat = flat
         self._begins = begins
-        self._bad: Tensor | None = torch.zeros(len(begins), dtype=torch.bool, device=device)
+        self._bad: Tensor | None = None  # by parameter; None: host memory is read at every step
+        if finite:
+            self._bad = torch.zeros(len(begins), dtype=torch.bool, device=device)
 
     def store(
         self, reduced: Tensor, slices: Slices, scaling: Scaling, accumulate: bool
@@ -134,7 +141,7 @@ class StagedMemory:
 
     def measured(self, run: Run, norms: Tensor) -> None:
         if self._bad is not None:
-            first = bisect.bisect_left(self._begins, run.begin)
+            first = bisect.bisect_right(self._begins, run.begin) - 1  # past empty partitions
             # A float64 norm of values that are finite in fp32 is finite.
             self._bad.narrow(0, first, len(run.numels)).copy_(norms.isfinite().logical_not())
 

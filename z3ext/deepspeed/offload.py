@@ -15,6 +15,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch import Tensor
 
+from z3ext import ops
 from z3ext.collectives import SumOverRanks, sum_scalars
 from z3ext.deepspeed.names import PREPARE
 from z3ext.deepspeed.releases.release import Release
@@ -63,10 +64,13 @@ class OffloadStep:
         self._group_begins = list(itertools.accumulate(counts, initial=0))[:-1]
         self._norms = segment_norms(self._device)
         self._memory: SameMemory | StagedMemory = (
-            SameMemory(self._flat)
-            if self._device.type == "cpu"
-            else StagedMemory(self._flat, begins, self._device)
+            SameMemory(self._flat) if self._device.type == "cpu" else self._staged(begins)
         )
+
+    def _staged(self, begins: Sequence[int]) -> StagedMemory:
+        # DeepSpeed may have left something there before z3ext was asked.
+        finite = not bool(ops.flat_overflow(self._flat()))
+        return StagedMemory(self._flat, begins, self._device, finite)
 
     def _flat(self) -> Tensor:
         flat: Tensor = self._optimizer.grad_partitions_flat_buffer
@@ -86,7 +90,7 @@ class OffloadStep:
         self._release.reduced_ids(optimizer).update(param.ds_id for param in params)
         if norms is not None:
             ids = (optimizer.get_param_id(param) for param in params)
-            # Stock's root of the square of a norm is that norm: both are correctly rounded.
+            # Stock takes the root of the norm's square, which is that norm: both round correctly.
             optimizer.norm_for_param_grads.update(zip(ids, norms, strict=True))
 
     def forget(self) -> None:
@@ -115,11 +119,7 @@ class OffloadStep:
         ids = self._optimizer.get_param_id
         totals = []
         for group in self._optimizer.fp16_groups:
-            found = [known[i] for i in map(ids, group) if i in known]
-            if any(norm.dtype != torch.float64 or norm.dim() for norm in found):
-                stock: list[Tensor] = self._stock["_get_norm_groups"](self._optimizer)
-                return stock
-            totals.append(_sum_of_squares(found))
+            totals.append(_sum_of_squares([known[i] for i in map(ids, group) if i in known]))
         # As stock: rounded to fp32 before the sum over the ranks.
         own = torch.tensor(totals, dtype=torch.float32, device=self._device)
         sums, issued = sum_scalars(own, self._over)
@@ -142,7 +142,7 @@ def _sum_of_squares(norms: Sequence[Tensor]) -> float:
     if not norms:
         return 0.0
     device = norms[0].device
-    values: list[float] = torch.stack([norm.to(device) for norm in norms]).tolist()
+    values: list[float] = torch.stack([n.to(device, torch.float64) for n in norms]).tolist()
     total = 0.0
     for value in values:
         total += value * value

@@ -16,6 +16,8 @@ from z3ext.deepspeed.releases.policies import group_of_the_parameters
 from z3ext.deepspeed.releases.release import Release
 from z3ext.layout import partition_numel
 
+#: DeepSpeed measures an offloaded partition in parts of this size.
+_MEASURED_AT_ONCE = 250_000_000
 _STORED = (torch.float16, torch.bfloat16, torch.float32)
 
 #: A condition that stands for "not served", and the reason that the user reads.
@@ -194,5 +196,7 @@ def _unserved_parameters(optimizer: Any) -> Iterator[str]:
         grad_dtype = getattr(param, "grad_dtype", None)
         if grad_dtype is not None and grad_dtype not in _STORED:
             yield f"a parameter's gradient is in {grad_dtype} (grad_dtype)"
+        if optimizer.offload_optimizer and param.partition_numel() > _MEASURED_AT_ONCE:
+            yield f"a parameter's offloaded partition has more than {_MEASURED_AT_ONCE} elements"
         if param.partition_numel() != partition_numel(param.ds_numel, len(ranks)):
             yield f"a parameter of {param.ds_numel} elements is not cut into {len(ranks)} chunks"
