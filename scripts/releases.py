@@ -178,7 +178,7 @@ def short(sites: list[Site], seed: int) -> bool:
 def full(site: Site, versions: dict[str, str], worlds: list[int], seed: int, kept: Path) -> bool:
     """Trains the matrix with one release and keeps what came out; True when all are equal.
 
-    Of a release that is not its family's newest, the wide list at one world size.
+    Where there is one world size alone, the wide list.
     """
     try:
         site.install()
@@ -196,8 +196,7 @@ def full(site: Site, versions: dict[str, str], worlds: list[int], seed: int, kep
     }
     problems: dict[str, list[str]] = {}
     if found["importable"]:
-        newest = site.version in FAMILIES
-        cases = [ANY] if found["reason"] else [] if newest else WIDE
+        cases = [ANY] if found["reason"] else [] if len(worlds) > 1 else WIDE
         for world in [2] if cases else worlds:
             outcome = site.train(world, seed, *cases)
             ran = {case: result for case, result in outcome.items() if not result.skipped}
@@ -294,6 +293,7 @@ def main() -> int:
     parser.add_argument("--new", metavar="V", help="compare release V with the nearest family")
     parser.add_argument("--cache", type=Path, default=ROOT / "build/releases")
     parser.add_argument("--python", default=sys.executable, help="runs the ranks, with its torch")
+    parser.add_argument("--wide", action="store_true", help="the wide list for each family too")
     parser.add_argument("--again", action="store_true", help="run what was run before, too")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
     options = parser.parse_args()
@@ -313,7 +313,7 @@ def main() -> int:
         kept = results / "{}-torch{torch}-python{python}.json".format(version, **versions)
         if kept.exists() and not options.again:
             continue
-        worlds = [2, 3] if version in FAMILIES else [2]
+        worlds = [2, 3] if version in FAMILIES and not options.wide else [2]
         equal &= full(Site(version, cache, options.python), versions, worlds, seed, kept)
         (ROOT / "docs/releases.md").write_text(table(results))
     return 0 if equal else 1
