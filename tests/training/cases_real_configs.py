@@ -391,6 +391,8 @@ CASES: list[Case] = [
         SOME_PERSISTENT,
         model=_OF_EIGHTS,
         full_worlds=(4,),
+        core=True,
+        core_worlds=(),
     ),
     # Optimizers, configs, ways to make the model.
     _case("third_party_optimizer", train, BF16, gas(2), optimizer=lion),

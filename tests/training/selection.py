@@ -37,7 +37,7 @@ KEYSTONES = (
     "undone_and_patched_again",
     "cached_workspace",  # gradients that share memory
     "hooks_come_and_go",
-    "hpz",  # two pairs of ranks
+    "hpz_and_qwz",  # two pairs of ranks
 )
 
 _ALL_REDUCE = ""
