@@ -106,7 +106,7 @@ def check_files(tests: Path, results: Path) -> str:
     missing = [
         str(file)
         for file, module in modules.items()
-        if not any(name.startswith(f"{module}::") for name in names)
+        if not any(name.startswith((f"{module}::", f"{module}.")) for name in names)
     ]
     if missing or not files:
         raise CheckFailure(f"no test of these files ran: {missing}" if files else f"{tests}: empty")

@@ -76,6 +76,9 @@ def test_a_file_that_was_not_collected_fails(checks: ModuleType, tmp_path: Path)
     (folder / "test_b.py").touch()
     with pytest.raises(checks.CheckFailure, match=r"\['.*/tests/build/test_b.py'\]"):
         checks.check_files(tmp_path / "tests", tmp_path)
+    in_a_class = '<testcase classname="tests.build.test_b.TestIt" name="runs"/>'
+    (tmp_path / "b.xml").write_text(f"<testsuite>{in_a_class}</testsuite>")
+    assert "each of the 2 files" in checks.check_files(tmp_path / "tests", tmp_path)
 
 
 def test_readme_command_that_did_not_run_fails(checks: ModuleType, tmp_path: Path) -> None:
