@@ -10,7 +10,7 @@ import re
 import torch
 
 _OLDEST = "2.6"
-_TESTED = f"{_OLDEST} to 2.14"
+_TESTED = f"{_OLDEST} to 2.15"
 
 
 def _refuse_older() -> None:

@@ -36,7 +36,7 @@ def test_a_failed_compilation_shows_the_compiler_s_words(bench: Bench) -> None:
     with pytest.raises(BuildError) as error:
         _build.library_path()
     text = str(error.value)
-    assert f"torch is {torch.__version__}; z3ext was tested with torch 2.6 to 2.14" in text
+    assert f"torch is {torch.__version__}; z3ext was tested with torch 2.6 to 2.15" in text
     assert "take a torch of that range" in text
     assert "ops.cpp" in text
     assert "error:" in text
