@@ -50,6 +50,9 @@ def runs_of(slices: Slices) -> list[Run]:
 class HostMemory(Protocol):
     """How slices of a reduced bucket come to the flat buffer in host memory."""
 
+    #: Whether ``measured`` is to be called after every ``store``, not for the norms' sake alone.
+    measures_always: bool
+
     def store(
         self, reduced: Tensor, slices: Slices, scaling: Scaling, accumulate: bool
     ) -> Iterator[tuple[Run, Tensor]]:
@@ -175,7 +178,7 @@ class OffloadedPartitions:
 
     def __init__(
         self,
-        memory: SameMemory | StagedMemory,
+        memory: HostMemory,
         norms: SegmentNorms,
         taken: Callable[[list[int], Sequence[Tensor] | None], None],
         grads: Sequence[tuple[int, Tensor]],

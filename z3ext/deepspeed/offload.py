@@ -20,7 +20,7 @@ from z3ext.collectives import SumOverRanks, sum_scalars
 from z3ext.deepspeed.names import PREPARE
 from z3ext.deepspeed.releases.release import Release
 from z3ext.norms import segment_norms
-from z3ext.offload import OffloadedPartitions, SameMemory, StagedMemory
+from z3ext.offload import HostMemory, OffloadedPartitions, SameMemory, StagedMemory
 from z3ext.partitions import Partitions
 from z3ext.reducer import Counters
 from z3ext.streams import BucketStream
@@ -63,7 +63,7 @@ class OffloadStep:
         counts = [sum(param.partition_numel() for param in g) for g in optimizer.fp16_groups]
         self._group_begins = list(itertools.accumulate(counts, initial=0))[:-1]
         self._norms = segment_norms(self._device)
-        self._memory: SameMemory | StagedMemory = (
+        self._memory: HostMemory = (
             SameMemory(self._flat) if self._device.type == "cpu" else self._staged(begins)
         )
 
